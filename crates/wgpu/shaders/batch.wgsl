@@ -17,7 +17,7 @@ fn linear_id(id: vec3<u32>, groups: vec3<u32>) -> u32 {
 }
 
 // The header of the step.
-const TOKENS: u32 = 0u;
+const STEP_TOKENS: u32 = 0u;
 const OUTPUTS: u32 = 1u;
 const SPANS: u32 = 2u;
 const ROWS_AT: u32 = 3u;

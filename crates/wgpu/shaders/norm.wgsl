@@ -19,25 +19,6 @@ const LAYER: u32 = 1u;
 const RESCALE: u32 = 2u;
 const CUTOFF: u32 = 3u;
 
-const THREADS: u32 = 128u;
-
-var<workgroup> sums: array<f32, 128>;
-
-// The sum over all threads, in the same order whatever the device.
-fn sum_of_all(thread: u32, value: f32) -> f32 {
-    sums[thread] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            sums[thread] += sums[thread + half];
-        }
-        workgroupBarrier();
-    }
-    let sum = sums[0];
-    workgroupBarrier();
-    return sum;
-}
-
 @compute @workgroup_size(128)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,

@@ -16,6 +16,7 @@ pub(crate) struct Buffers {
     pub(crate) counts: wgpu::Buffer,
     scores: wgpu::Buffer,
     none: wgpu::Buffer,
+    unwritten: wgpu::Buffer,
 }
 
 impl Buffers {
@@ -42,20 +43,22 @@ impl Buffers {
             counts: buffer("counts of experts", program.counts)?,
             scores: buffer("scores", limits.tokens * scores_width(plan, limits))?,
             none: buffer("none", 0)?,
+            unwritten: buffer("none", 0)?,
         })
     }
 
     /// The buffer of an operand that is no weight.
-    pub(crate) fn get(&self, id: BufferId) -> &wgpu::Buffer {
-        match id {
+    pub(crate) fn get(&self, id: &BufferId) -> &wgpu::Buffer {
+        match *id {
             BufferId::None => &self.none,
+            BufferId::Unwritten => &self.unwritten,
             BufferId::Value(i) => &self.values[i],
             BufferId::Kv(slot) => &self.kv[slot].buffer,
             BufferId::State(i) => &self.states[i],
             BufferId::Angles(i) => &self.angles[i],
             BufferId::Counts => &self.counts,
             BufferId::Scores => &self.scores,
-            BufferId::Matrix(..) | BufferId::Vector(_) | BufferId::ScanWeights(_) => {
+            BufferId::Matrix(..) | BufferId::Vector(_) | BufferId::Concatenated(_) => {
                 unreachable!("{id:?} is a weight")
             }
         }

@@ -11,6 +11,7 @@ use crate::program::Kernel;
 /// A compiled kernel.
 pub(crate) struct Compiled {
     pub(crate) pipeline: wgpu::ComputePipeline,
+    /// Of the dispatch's own bind group. Those of kernels with the same bindings are compatible.
     pub(crate) operands: wgpu::BindGroupLayout,
 }
 
@@ -129,7 +130,11 @@ impl Gpu {
             layout: Some(&layout),
             module: &module,
             entry_point: Some("main"),
-            compilation_options: wgpu::PipelineCompilationOptions::default(),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                // No kernel reads shared memory that it has not written.
+                zero_initialize_workgroup_memory: false,
+                ..wgpu::PipelineCompilationOptions::default()
+            },
             cache: None,
         });
         Compiled { pipeline, operands }
@@ -151,7 +156,7 @@ impl Gpu {
         }
         Ok(self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
-            size: bytes.next_multiple_of(4).max(16),
+            size: bytes.next_multiple_of(16).max(16),
             usage: wgpu::BufferUsages::STORAGE
                 | wgpu::BufferUsages::COPY_SRC
                 | wgpu::BufferUsages::COPY_DST,

@@ -37,6 +37,7 @@ const BANDWIDTH_COPIES: u64 = 8;
 pub struct Wgpu {
     gpu: Arc<Gpu>,
     kv_type: KvType,
+    fuse: bool,
 }
 
 /// The adapters of this machine, one line each, in the order of their numbers.
@@ -59,13 +60,19 @@ impl Wgpu {
                 count => format!("expected a GPU below {count}, found wgpu:{number}"),
             }));
         };
-        Ok(Wgpu { gpu: Arc::new(Gpu::open(adapter)?), kv_type: KvType::Auto })
+        Ok(Wgpu { gpu: Arc::new(Gpu::open(adapter)?), kv_type: KvType::Auto, fuse: true })
     }
 
     /// With another type of the KV cache.
     #[must_use]
     pub fn keeping(self, kv_type: KvType) -> Wgpu {
         Wgpu { kv_type, ..self }
+    }
+
+    /// With or without operations that run together, for comparison: the results are the same.
+    #[must_use]
+    pub fn fusing(self, fuse: bool) -> Wgpu {
+        Wgpu { fuse, ..self }
     }
 }
 
@@ -125,7 +132,8 @@ impl Backend for Wgpu {
         limits: &Limits,
         progress: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
-        let model = model::WgpuModel::load(&self.gpu, plan, file, limits, self.kv_type, progress)?;
+        let how = (self.kv_type, self.fuse);
+        let model = model::WgpuModel::load(&self.gpu, plan, file, limits, how, progress)?;
         Ok(Box::new(model))
     }
 }

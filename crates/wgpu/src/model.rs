@@ -15,7 +15,7 @@ use crate::buffers::{self, Buffers};
 use crate::dispatch::{self, Ready};
 use crate::gpu::Gpu;
 use crate::kv;
-use crate::lower::lower;
+use crate::lower::{lower, stages};
 use crate::observe::Observed;
 use crate::program::{BufferId, Depth, Program};
 use crate::weights;
@@ -43,6 +43,7 @@ pub(crate) fn memory(
     kv_type: backend::KvType,
     most_bytes: u64,
 ) -> Memory {
+    let stages = stages(plan, most_bytes, true);
     let dtypes = kv::dtypes(plan, kv_type);
     let pages = plan.slots.iter().zip(&dtypes).zip(plan.window_indices());
     let pages = pages.map(|((slot, &dtype), window)| {
@@ -51,11 +52,11 @@ pub(crate) fn memory(
     let states: usize = plan.states.iter().map(|s| 4 * limits.state_slots * s.elements()).sum();
     let logits = 4 * (limits.outputs * plan.output_width()) as u64;
     let scores = 4 * (limits.tokens * buffers::scores_width(plan, limits)) as u64;
-    let values = crate::lower::value_buffers(plan);
+    let values = crate::lower::value_buffers(plan, &stages);
     let rows = |is_output| if is_output { limits.outputs } else { limits.tokens };
     let values = values.iter().map(|v| 4 * (v.width * rows(v.is_output)) as u64);
     Memory {
-        weight_bytes: weights::bytes(plan, most_bytes),
+        weight_bytes: weights::bytes(plan, &stages, most_bytes),
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
         scratch_bytes: values.sum::<u64>() + 2 * logits + scores,
@@ -68,12 +69,14 @@ impl WgpuModel {
         plan: Arc<Plan>,
         file: &Arc<File>,
         limits: &Limits,
-        kv_type: backend::KvType,
+        (kv_type, fuse): (backend::KvType, bool),
         progress: backend::Progress<'_>,
     ) -> Result<WgpuModel> {
         let dtypes = kv::dtypes(&plan, kv_type);
-        let matrices = weights::matrices(&plan, gpu.limits.max_storage_buffer_binding_size);
-        let program = lower(&plan, limits, &matrices, &dtypes)?;
+        let most_bytes = gpu.limits.max_storage_buffer_binding_size;
+        let stages = stages(&plan, most_bytes, fuse);
+        let matrices = weights::matrices(&plan, &stages, most_bytes);
+        let program = lower(&plan, &stages, limits, &matrices, &dtypes)?;
         let buffers = Buffers::new(gpu, &plan, &program, limits, &dtypes)?;
         let loaded = weights::load(gpu, &plan, file, &matrices, progress)?;
         let vector = |id: WeightId| weights::values(file, plan.weight(id));
@@ -82,10 +85,10 @@ impl WgpuModel {
             rope.table(factors.as_deref())
         };
         let ropes = program.ropes.iter().map(table).collect();
-        let find = |id: BufferId| match id {
-            BufferId::Matrix(id, part) => Ok(loaded[id.0].parts[part].clone()),
+        let find = |id: &BufferId| match id {
+            BufferId::Matrix(id, part) => Ok(loaded[id.0].parts[*part].clone()),
             BufferId::Vector(id) => Ok(loaded[id.0].vector.clone().expect("read as a vector")),
-            BufferId::ScanWeights(ids) => weights::concatenated(gpu, &plan, file, ids),
+            BufferId::Concatenated(ids) => weights::concatenated(gpu, &plan, file, ids),
             id => Ok(buffers.get(id).clone()),
         };
         let params = dispatch::params(gpu, &program)?;
@@ -162,7 +165,7 @@ impl WgpuModel {
         }
         self.gpu.queue.write_buffer(&self.batch.0, 0, bytes);
         for (op, &buffer) in self.plan.ops.iter().zip(&self.program.buffer_of) {
-            if matches!(op, Op::Input) {
+            if let (Op::Input, Some(buffer)) = (op, buffer) {
                 let bytes = bytemuck::cast_slice(&batch.inputs);
                 self.gpu.queue.write_buffer(&self.buffers.values[buffer], 0, bytes);
             }
@@ -187,31 +190,26 @@ impl WgpuModel {
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
         pass.set_bind_group(1, &self.batch.1, &[]);
         for ready in &self.ready[dispatches] {
-            let depth = self.data.depth(ready.depth) as u32;
-            if depth == 0 {
-                continue;
-            }
-            let is_one =
-                matches!(ready.depth, Depth::List(list, _) if self.data.list_len(list) == 1);
-            let for_one = ready.compiled_for_one.as_ref().filter(|_| is_one);
-            pass.set_pipeline(&for_one.unwrap_or(&ready.compiled).pipeline);
-            pass.set_bind_group(0, &ready.operands, &[]);
-            let [x, y] = ready.groups;
-            pass.dispatch_workgroups(x, y, depth);
+            ready.record(&mut pass, &self.data);
         }
         drop(pass);
         let bytes = 4 * (self.data.depth(Depth::Outputs) * self.plan.output_width()) as u64;
         if is_last && bytes > 0 {
-            let output = &self.buffers.values[self.program.buffer_of[self.plan.output().0]];
+            let output = &self.buffers.values[self.buffer_of(self.plan.output())];
             encoder.copy_buffer_to_buffer(output, 0, &self.logits, 0, bytes);
         }
         self.gpu.queue.submit([encoder.finish()]);
         self.gpu.check()
     }
 
+    /// The number of a value's buffer.
+    fn buffer_of(&self, value: Value) -> usize {
+        self.program.buffer_of[value.0].expect("inputs of matmuls and the output are stored")
+    }
+
     /// Reads the rows of a value of this step.
     fn read_value(&self, value: Value, batch: &Batch) -> Result<Vec<f32>> {
-        let buffer = self.program.buffer_of[value.0];
+        let buffer = self.buffer_of(value);
         let is_output = self.program.values[buffer].is_output;
         let rows = if is_output { batch.outputs.len() } else { batch.tokens.len() };
         let bytes = 4 * (rows * self.plan.width(value)) as u64;

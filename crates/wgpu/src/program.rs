@@ -35,9 +35,10 @@ impl KvDtype {
 pub(crate) enum Kernel {
     Embed(Layout),
     /// Matmuls of few rows, with the number of rows of a workgroup.
-    Gemv(Layout, usize),
-    Gemm(Layout),
-    Experts(Layout),
+    Gemv(Matmul, usize),
+    /// Matmuls of many rows, with the number of rows of a workgroup: 64 or 128.
+    Gemm(Matmul, usize),
+    Experts(Layout, Inputs),
     Norm,
     Rope,
     Elementwise,
@@ -52,6 +53,34 @@ pub(crate) enum Kernel {
     DeltaRule,
     Compress,
     Select,
+}
+
+/// What the kernels of a matmul are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Matmul {
+    pub(crate) layout: Layout,
+    pub(crate) inputs: Inputs,
+    pub(crate) epilogue: Epilogue,
+}
+
+/// How input rows lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Inputs {
+    /// Without padding, in vectors of four.
+    Aligned,
+    /// With columns that the weight does not have.
+    Padded,
+}
+
+/// What a matmul does with its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Epilogue {
+    /// Stores them, maybe added to something.
+    One,
+    /// Stores those of two or three stacked weights.
+    Three,
+    /// Multiplies the lower half of the rows with what an activation makes of the upper half.
+    Gate,
 }
 
 /// The operations of `elementwise.wgsl`, numbered alike there.
@@ -72,18 +101,20 @@ pub(crate) enum Elementwise {
 }
 
 /// A buffer on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BufferId {
     /// Nothing: for an operand that the dispatch does not have.
     None,
+    /// Nothing: for a result that it does not have.
+    Unwritten,
     /// One of [`Program::values`].
     Value(usize),
     /// A part of a matrix, in its layout.
     Matrix(WeightId, usize),
     /// A weight in single precision.
     Vector(WeightId),
-    /// The weights of a scan, in single precision, one after the other.
-    ScanWeights([WeightId; 3]),
+    /// Weights in single precision, one after the other.
+    Concatenated(Vec<WeightId>),
     /// The cache of a KV slot.
     Kv(usize),
     /// The slots of a recurrent state.
@@ -136,11 +167,19 @@ pub(crate) struct Dispatch {
     pub(crate) buffers: Vec<BufferId>,
     /// At most 32 words.
     pub(crate) params: Vec<u32>,
-    /// Workgroups for each of `depth`.
+    pub(crate) grid: Grid,
+    /// For a list that is not longer than this, another kernel that gives the same bits.
+    pub(crate) short: Option<(usize, Kernel, Grid)>,
+    /// The first operation of its stage.
+    pub(crate) op: usize,
+}
+
+/// How many workgroups run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grid {
+    /// For each of `depth`.
     pub(crate) groups: usize,
     pub(crate) depth: Depth,
-    /// The operation of the plan.
-    pub(crate) op: usize,
 }
 
 /// A buffer of values.
@@ -155,8 +194,8 @@ pub(crate) struct ValueBuffer {
 pub(crate) struct Program {
     pub(crate) dispatches: Vec<Dispatch>,
     pub(crate) values: Vec<ValueBuffer>,
-    /// The buffer of each value of the plan.
-    pub(crate) buffer_of: Vec<usize>,
+    /// The buffer of each value of the plan; none for those that only exist inside of a stage.
+    pub(crate) buffer_of: Vec<Option<usize>>,
     /// The distinct ropes.
     pub(crate) ropes: Vec<bodkin_model::Rope>,
     /// The first counter of each routing, and the number of all.

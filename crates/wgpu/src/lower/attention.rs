@@ -1,15 +1,16 @@
 //! Attention and the selection of entries: keys and values are stored first.
 
 use bodkin_backend::{PAGE_TOKENS, Result};
-use bodkin_model::{Attention, Entries, Op, SlotId, Value};
+use bodkin_model::{Attention, Entries, Op, Rope, RopeStyle, SlotId, Value, WeightId};
 
+use super::stages::Stage;
 use super::{Lowering, THREADS, at_most};
 use crate::program::{BufferId, Depth, Kernel};
 
 /// The widest head of keys that the kernels take.
-const MAX_KEY_DIM: usize = 1024;
+pub(super) const MAX_KEY_DIM: usize = 1024;
 /// The widest head of values.
-const MAX_VALUE_DIM: usize = 16 * THREADS;
+pub(super) const MAX_VALUE_DIM: usize = 16 * THREADS;
 
 /// The flags of `attention.wgsl`.
 const CAUSAL: u32 = 1;
@@ -19,6 +20,26 @@ const SELECTS: u32 = 8;
 const HAS_BLOCKS: u32 = 16;
 const HAS_TEMPERATURE: u32 = 32;
 
+/// What goes into the cache of a KV slot.
+struct Stored {
+    k: Value,
+    v: Option<Value>,
+    slot: SlotId,
+    rotation: Option<Rotation>,
+}
+
+/// How queries and keys are made before that.
+#[derive(Clone, Copy)]
+struct Rotation {
+    from_q: Value,
+    to_q: Value,
+    /// Heads of queries.
+    heads: usize,
+    rope: Rope,
+    /// The weight and epsilon of the norms of queries and keys.
+    norms: Option<[(WeightId, f32); 2]>,
+}
+
 impl Lowering<'_> {
     pub(super) fn attention(&mut self) -> Result<()> {
         match self.plan.ops[self.op] {
@@ -26,17 +47,15 @@ impl Lowering<'_> {
                 at_most("key heads of width", attention.key_dim, MAX_KEY_DIM)?;
                 at_most("value heads of width", attention.value_dim, MAX_VALUE_DIM)?;
                 if let Some([k, v]) = kv {
-                    self.store(k, slot, true);
-                    self.store(v, slot, false);
+                    self.store(&Stored { k, v: Some(v), slot, rotation: None })?;
                 }
                 if let Entries::TokensAndBlocks { blocks, slot, .. } = attention.entries {
-                    self.store(blocks, slot, true);
-                    self.store(blocks, slot, false);
+                    self.store(&Stored { k: blocks, v: Some(blocks), slot, rotation: None })?;
                 }
                 self.attend(q, attention, slot);
             }
             Op::Select { q, k, weights, indexer, slot } => {
-                self.store(k, slot, true);
+                self.store(&Stored { k, v: None, slot, rotation: None })?;
                 let pages = self.limits.pages[self.window_indices[slot.0]];
                 let kv_slot = self.plan.slots[slot.0];
                 let params = [
@@ -71,26 +90,73 @@ impl Lowering<'_> {
         entries * kv.kv_heads * self.kv_dtypes[slot.0].head_words(kv.key_dim)
     }
 
-    /// Stores the keys, or the values, of the step.
-    fn store(&mut self, value: Value, slot: SlotId, are_keys: bool) {
-        let (kv, dtype) = (self.plan.slots[slot.0], self.kv_dtypes[slot.0]);
-        let (dim, first) = match are_keys {
-            true => (kv.key_dim, 0),
-            false => (kv.value_dim, self.values_at(slot)),
+    /// An attention, and the operations before it that make its queries and keys.
+    pub(super) fn rotated_attention(&mut self, stage: &Stage) -> Result<()> {
+        let Op::Attention { q, kv: Some([k, v]), ref attention, slot } = self.plan.ops[self.op]
+        else {
+            unreachable!("{stage:?} ends with an attention")
         };
-        let params = [
+        let rotated = |value: Value| match self.plan.ops[value.0] {
+            Op::Rope { input, rope, .. } => (input, rope),
+            ref op => unreachable!("{op:?} does not rotate"),
+        };
+        let ((from_q, rope), (from_k, _)) = (rotated(q), rotated(k));
+        let norm = |value: Value| match self.plan.ops[value.0] {
+            Op::Norm { input, weight: Some(weight), eps, .. } if stage.ops.contains(&value.0) => {
+                (input, Some((weight, eps)))
+            }
+            _ => (value, None),
+        };
+        let ((from_q, q_norm), (from_k, k_norm)) = (norm(from_q), norm(from_k));
+        let norms = q_norm.zip(k_norm).map(|(q, k)| [q, k]);
+        let rotation = Some(Rotation { from_q, to_q: q, heads: attention.heads, rope, norms });
+        self.store(&Stored { k: from_k, v: Some(v), slot, rotation })?;
+        self.attend(q, attention, slot);
+        Ok(())
+    }
+
+    /// Stores the keys and values of the step.
+    fn store(&mut self, stored: &Stored) -> Result<()> {
+        let &Stored { k, v, slot, rotation } = stored;
+        let (kv, dtype) = (self.plan.slots[slot.0], self.kv_dtypes[slot.0]);
+        at_most("keys of width", kv.key_dim, MAX_KEY_DIM)?;
+        at_most("values of width", kv.value_dim, MAX_VALUE_DIM)?;
+        let value_dim = v.map_or(0, |_| kv.value_dim);
+        let heads = rotation.map_or(0, |rotation| rotation.heads);
+        let numbers = [
+            heads,
             kv.kv_heads,
-            dim,
-            dtype.head_words(dim),
-            first,
+            kv.key_dim,
+            value_dim,
+            dtype.head_words(kv.key_dim),
+            dtype.head_words(kv.value_dim),
+            self.values_at(slot),
             kv.ratio,
             kv.entries_per_page(PAGE_TOKENS),
             self.window_indices[slot.0],
         ];
-        let groups = (kv.kv_heads * dim.div_ceil(dtype.unit())).div_ceil(THREADS);
-        let buffers = vec![self.value(value), BufferId::Kv(slot.0)];
-        let params = params.map(|x| x as u32).to_vec();
+        let mut params = numbers.map(|x| x as u32).to_vec();
+        let [mut q, mut angles, mut norms] = [const { BufferId::None }; 3];
+        let mut to_q = BufferId::Unwritten;
+        match rotation {
+            Some(Rotation { from_q, to_q: to, rope, norms: weights, .. }) => {
+                (q, to_q) = (self.value(from_q), self.value(to));
+                angles = BufferId::Angles(self.rope_index(&rope));
+                let is_norm = rope.style == RopeStyle::Norm;
+                params.extend([(rope.dims / 2) as u32, u32::from(is_norm)]);
+                params.push(u32::from(weights.is_some()));
+                if let Some(weights) = weights {
+                    norms = BufferId::Concatenated(weights.map(|(weight, _)| weight).to_vec());
+                    params.extend(weights.map(|(_, eps)| eps.to_bits()));
+                }
+            }
+            None => params.extend([0; 3]),
+        }
+        let v = v.map_or(BufferId::None, |v| self.value(v));
+        let buffers = vec![q, self.value(k), v, angles, norms, to_q, BufferId::Kv(slot.0)];
+        let groups = heads + kv.kv_heads * (1 + usize::from(value_dim > 0));
         self.push(Kernel::Store(dtype), buffers, params, groups, Depth::Tokens);
+        Ok(())
     }
 
     fn attend(&mut self, q: Value, a: &Attention, slot: SlotId) {

@@ -1,0 +1,11 @@
+// The first half of the rows are gates, the second what they are multiplied with.
+
+fn weight_row(i: u32) -> u32 {
+    return (i >> 1u) + (i & 1u) * (param(PART_ROWS) >> 1u);
+}
+
+fn finish(i: u32, out_row: u32, sums: vec2<f32>) {
+    let gate = with_bias(weight_row(i), sums.x);
+    let up = with_bias(weight_row(i + 1u), sums.y);
+    output[out_row * param(OUTPUT_WIDTH) + (i >> 1u)] = glu(param(ACT), gate, up, ACT + 1u);
+}

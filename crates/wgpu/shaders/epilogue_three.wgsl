@@ -1,0 +1,27 @@
+// The rows are those of two or three weights, each with a result of its own.
+
+@group(0) @binding(6) var<storage, read_write> second: array<f32>;
+@group(0) @binding(7) var<storage, read_write> third: array<f32>;
+
+fn weight_row(i: u32) -> u32 {
+    return i;
+}
+
+fn store(row: u32, out_row: u32, sum: f32) {
+    let y = with_bias(row, sum);
+    let widths = vec3(param(OUTPUT_WIDTH), param(OUTPUT_WIDTH + 1u), param(OUTPUT_WIDTH + 2u));
+    if row < widths.x {
+        output[out_row * widths.x + row] = y;
+    } else if row < widths.x + widths.y {
+        second[out_row * widths.y + row - widths.x] = y;
+    } else {
+        third[out_row * widths.z + row - widths.x - widths.y] = y;
+    }
+}
+
+fn finish(i: u32, out_row: u32, sums: vec2<f32>) {
+    store(i, out_row, sums.x);
+    if i + 1u < param(PART_ROWS) {
+        store(i + 1u, out_row, sums.y);
+    }
+}
