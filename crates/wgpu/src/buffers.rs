@@ -5,6 +5,7 @@ use bodkin_model::{Op, Plan};
 
 use crate::gpu::Gpu;
 use crate::kv::{self, KvCache};
+use crate::lower::all_split_elements;
 use crate::program::{BufferId, KvDtype, Program};
 
 /// All of them, in the order of their numbers.
@@ -15,6 +16,7 @@ pub(crate) struct Buffers {
     pub(crate) angles: Vec<wgpu::Buffer>,
     pub(crate) counts: wgpu::Buffer,
     scores: wgpu::Buffer,
+    splits: wgpu::Buffer,
     none: wgpu::Buffer,
     unwritten: wgpu::Buffer,
 }
@@ -42,6 +44,7 @@ impl Buffers {
             angles: angles.collect::<Result<_>>()?,
             counts: buffer("counts of experts", program.counts)?,
             scores: buffer("scores", limits.tokens * scores_width(plan, limits))?,
+            splits: buffer("splits", all_split_elements(plan, limits, dtypes))?,
             none: buffer("none", 0)?,
             unwritten: buffer("none", 0)?,
         })
@@ -58,6 +61,7 @@ impl Buffers {
             BufferId::Angles(i) => &self.angles[i],
             BufferId::Counts => &self.counts,
             BufferId::Scores => &self.scores,
+            BufferId::Splits => &self.splits,
             BufferId::Matrix(..) | BufferId::Vector(_) | BufferId::Concatenated(_) => {
                 unreachable!("{id:?} is a weight")
             }

@@ -8,6 +8,10 @@ use pollster::block_on;
 
 use crate::program::Kernel;
 
+/// What profiling needs.
+const TIMESTAMPS: wgpu::Features =
+    wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES);
+
 /// A compiled kernel.
 pub(crate) struct Compiled {
     pub(crate) pipeline: wgpu::ComputePipeline,
@@ -21,6 +25,8 @@ pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
     pub(crate) limits: wgpu::Limits,
+    /// Whether it measures times between dispatches.
+    pub(crate) has_timestamps: bool,
     /// The layout of the bind group with the data of a step.
     pub(crate) batch_layout: wgpu::BindGroupLayout,
     kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
@@ -68,6 +74,7 @@ impl Gpu {
         let limits = adapter.limits();
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("bodkin"),
+            required_features: adapter.features() & TIMESTAMPS,
             required_limits: limits.clone(),
             ..wgpu::DeviceDescriptor::default()
         };
@@ -89,7 +96,8 @@ impl Gpu {
             entries: &[storage(0, false)],
         });
         let kernels = Mutex::new(HashMap::new());
-        Ok(Gpu { info, device, queue, limits, batch_layout, kernels, failure })
+        let has_timestamps = device.features().contains(TIMESTAMPS);
+        Ok(Gpu { info, device, queue, limits, has_timestamps, batch_layout, kernels, failure })
     }
 
     /// The compiled kernel; compiles it at its first use.

@@ -80,6 +80,7 @@ fn unroll<'a>(
 }
 
 const FUNCTIONS: &str = include_str!("../shaders/functions.wgsl");
+const ATTENTION_ROWS: &str = include_str!("../shaders/attention_rows.wgsl");
 const ROW_SUM: &str = include_str!("../shaders/row_sum.wgsl");
 
 impl Kernel {
@@ -142,7 +143,15 @@ impl Kernel {
                     source.replace("{kv}", name)
                 };
                 let caches = [cache(tokens, "kv"), cache(blocks, "blocks")].concat();
-                text(&[FUNCTIONS, &caches, include_str!("../shaders/attention.wgsl")], &[])
+                let own = include_str!("../shaders/attention.wgsl");
+                text(&[FUNCTIONS, ATTENTION_ROWS, &caches, own], &[])
+            }
+            Kernel::AttentionF16 => {
+                let own = include_str!("../shaders/attention_f16.wgsl");
+                text(&[FUNCTIONS, ATTENTION_ROWS, own], &[])
+            }
+            Kernel::CombineSplits => {
+                text(&[ATTENTION_ROWS, include_str!("../shaders/combine_splits.wgsl")], &[])
             }
             Kernel::Conv => text(&[include_str!("../shaders/conv.wgsl")], &[]),
             Kernel::Scan => text(&[FUNCTIONS, include_str!("../shaders/scan.wgsl")], &[]),
@@ -168,6 +177,8 @@ impl Kernel {
             Kernel::Rope | Kernel::Elementwise => &[false, false, true],
             Kernel::Route => &[false, false, false, true, true],
             Kernel::Attention(..) => &[false, false, false, false, false, true],
+            Kernel::AttentionF16 => &[false, false, false, true],
+            Kernel::CombineSplits => &[false, false, true],
             Kernel::Conv => &[false, false, false, true, true],
             Kernel::Scan | Kernel::DeltaRule => &[false, false, false, false, false, true, true],
             Kernel::Compress => &[false, false, true, true],
@@ -223,6 +234,8 @@ mod tests {
             Kernel::HyperWeights,
             Kernel::Route,
             Kernel::Pool,
+            Kernel::AttentionF16,
+            Kernel::CombineSplits,
             Kernel::Conv,
             Kernel::Scan,
             Kernel::DeltaRule,

@@ -10,6 +10,7 @@ mod values;
 use bodkin_backend::{Error, Limits, Result};
 use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
+pub(crate) use attention::all_split_elements;
 pub(crate) use matmul::GEMV_ROWS;
 pub(crate) use stages::{Stage, stages};
 

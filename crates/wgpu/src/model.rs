@@ -1,5 +1,7 @@
 //! A loaded model: its buffers, and how a step runs on them.
 
+mod profile;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,16 +17,18 @@ use crate::buffers::{self, Buffers};
 use crate::dispatch::{self, Ready};
 use crate::gpu::Gpu;
 use crate::kv;
-use crate::lower::{lower, stages};
+use crate::lower::{Stage, all_split_elements, lower, stages};
 use crate::observe::Observed;
 use crate::program::{BufferId, Depth, Program};
 use crate::weights;
+use profile::Profile;
 
 /// A plan on a GPU.
 pub(crate) struct WgpuModel {
     plan: Arc<Plan>,
     limits: Limits,
     gpu: Arc<Gpu>,
+    stages: Vec<Stage>,
     program: Program,
     ready: Vec<Ready>,
     buffers: Buffers,
@@ -34,6 +38,7 @@ pub(crate) struct WgpuModel {
     logits: wgpu::Buffer,
     host: HostSampler,
     trace: Option<Vec<Interval>>,
+    profile: Option<Profile>,
 }
 
 /// The bytes that a model will hold.
@@ -52,6 +57,7 @@ pub(crate) fn memory(
     let states: usize = plan.states.iter().map(|s| 4 * limits.state_slots * s.elements()).sum();
     let logits = 4 * (limits.outputs * plan.output_width()) as u64;
     let scores = 4 * (limits.tokens * buffers::scores_width(plan, limits)) as u64;
+    let splits = 4 * all_split_elements(plan, limits, &dtypes) as u64;
     let values = crate::lower::value_buffers(plan, &stages);
     let rows = |is_output| if is_output { limits.outputs } else { limits.tokens };
     let values = values.iter().map(|v| 4 * (v.width * rows(v.is_output)) as u64);
@@ -59,7 +65,7 @@ pub(crate) fn memory(
         weight_bytes: weights::bytes(plan, &stages, most_bytes),
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
-        scratch_bytes: values.sum::<u64>() + 2 * logits + scores,
+        scratch_bytes: values.sum::<u64>() + 2 * logits + scores + splits,
     }
 }
 
@@ -102,9 +108,11 @@ impl WgpuModel {
             host: HostSampler::new(&plan, limits),
             data: BatchData::default(),
             trace: None,
+            profile: None,
             gpu: Arc::clone(gpu),
             limits: limits.clone(),
             plan,
+            stages,
             program,
             ready,
             buffers,
@@ -125,6 +133,7 @@ impl WgpuModel {
         self.send(batch)?;
         let sent = Instant::now();
         let mut first = 0;
+        let is_observed = observer.is_some();
         if let Some(observer) = observer {
             let plan = Arc::clone(&self.plan);
             for (op, matmul) in Observed::all(&plan) {
@@ -141,6 +150,9 @@ impl WgpuModel {
         self.gpu.read(&self.logits, bytes, |read| {
             bytemuck::cast_slice_mut(logits).copy_from_slice(read);
         })?;
+        if !is_observed {
+            self.add_times(batch)?;
+        }
         if let Some(trace) = &mut self.trace {
             let end = Instant::now();
             let interval = |track, activity, name: &str, start, end| Interval {
@@ -189,10 +201,20 @@ impl WgpuModel {
         let mut encoder = self.gpu.device.create_command_encoder(&descriptor);
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
         pass.set_bind_group(1, &self.batch.1, &[]);
-        for ready in &self.ready[dispatches] {
+        let profile = self.profile.as_ref().filter(|_| dispatches.len() == self.ready.len());
+        if let Some(profile) = profile {
+            profile.mark(&mut pass, 0);
+        }
+        for (i, ready) in dispatches.clone().zip(&self.ready[dispatches]) {
             ready.record(&mut pass, &self.data);
+            if let Some(profile) = profile {
+                profile.mark(&mut pass, i + 1);
+            }
         }
         drop(pass);
+        if let Some(profile) = profile {
+            profile.resolve(&mut encoder);
+        }
         let bytes = 4 * (self.data.depth(Depth::Outputs) * self.plan.output_width()) as u64;
         if is_last && bytes > 0 {
             let output = &self.buffers.values[self.buffer_of(self.plan.output())];
@@ -315,12 +337,15 @@ impl Model for WgpuModel {
 
     fn stats(&self) -> ModelStats {
         let timeline = self.trace.clone().unwrap_or_default();
+        let stages = self.stage_profiles();
         let bytes = 4 * self.program.counts as u64;
         let counts = match bytes {
             0 => Ok(Vec::new()),
             _ => self.read_buffer(&self.buffers.counts, 0, bytes),
         };
-        let Ok(counts) = counts else { return ModelStats { timeline, ..ModelStats::default() } };
+        let Ok(counts) = counts else {
+            return ModelStats { stages, timeline, ..ModelStats::default() };
+        };
         let counts: Vec<u32> = bytemuck::pod_collect_to_vec(&counts);
         let mut rest = counts.into_iter().map(u64::from);
         let routings = self.plan.ops.iter().filter_map(|op| match op {
@@ -331,10 +356,12 @@ impl Model for WgpuModel {
             let counts = rest.by_ref().take(experts).collect();
             ExpertStats { layer, counts, seconds: Vec::new() }
         });
-        ModelStats { experts: experts.collect(), timeline, ..ModelStats::default() }
+        ModelStats { experts: experts.collect(), stages, timeline, ..ModelStats::default() }
     }
 
-    fn set_profiling(&mut self, _: bool) {}
+    fn set_profiling(&mut self, on: bool) {
+        self.profile = if on { Profile::new(&self.gpu, self.ready.len()) } else { None };
+    }
 
     fn set_tracing(&mut self, on: bool) -> Result<()> {
         self.trace = on.then(Vec::new);

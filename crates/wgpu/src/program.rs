@@ -48,11 +48,44 @@ pub(crate) enum Kernel {
     Store(KvDtype),
     /// The types of the cache of tokens and of that of blocks.
     Attention(KvDtype, KvDtype),
+    /// Attention to halves, maybe in splits.
+    AttentionF16,
+    CombineSplits,
     Conv,
     Scan,
     DeltaRule,
     Compress,
     Select,
+}
+
+impl Kernel {
+    /// Whether it reads a matrix of weights, not a row of a table.
+    pub(crate) fn is_matmul(self) -> bool {
+        matches!(self, Kernel::Gemv(..) | Kernel::Gemm(..) | Kernel::Experts(..))
+    }
+
+    /// A name for people.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kernel::Embed(_) => "embed",
+            Kernel::Gemv(..) => "GEMV",
+            Kernel::Gemm(..) => "GEMM",
+            Kernel::Experts(..) => "experts",
+            Kernel::Norm => "norm",
+            Kernel::Rope => "rope",
+            Kernel::Elementwise => "elementwise",
+            Kernel::HyperWeights => "hyper-connections",
+            Kernel::Route => "route",
+            Kernel::Pool => "pool",
+            Kernel::Store(_) => "rope and store",
+            Kernel::Attention(..) | Kernel::AttentionF16 | Kernel::CombineSplits => "attention",
+            Kernel::Conv => "convolution",
+            Kernel::Scan => "scan",
+            Kernel::DeltaRule => "delta rule",
+            Kernel::Compress => "compress",
+            Kernel::Select => "select",
+        }
+    }
 }
 
 /// What the kernels of a matmul are compiled for.
@@ -125,6 +158,8 @@ pub(crate) enum BufferId {
     Counts,
     /// The scores of an indexer.
     Scores,
+    /// The splits of an attention, before they are combined.
+    Splits,
 }
 
 /// A list of rows of the step: pairs of an input row and an output row. Numbered as in the data of

@@ -1,16 +1,22 @@
 //! Attention and the selection of entries: keys and values are stored first.
 
-use bodkin_backend::{PAGE_TOKENS, Result};
-use bodkin_model::{Attention, Entries, Op, Rope, RopeStyle, SlotId, Value, WeightId};
+use bodkin_backend::{Limits, PAGE_TOKENS, Result};
+use bodkin_model::{Attention, Entries, Op, Plan, Rope, RopeStyle, SlotId, Value, WeightId};
 
 use super::stages::Stage;
 use super::{Lowering, THREADS, at_most};
-use crate::program::{BufferId, Depth, Kernel};
+use crate::program::{BufferId, Depth, Kernel, KvDtype, List};
 
 /// The widest head of keys that the kernels take.
 pub(super) const MAX_KEY_DIM: usize = 1024;
 /// The widest head of values.
 pub(super) const MAX_VALUE_DIM: usize = 16 * THREADS;
+
+/// The widest head of the kernel for halves.
+const MAX_F16_DIM: usize = 256;
+/// The most splits of a decode row, and the most elements of all.
+const MAX_SPLITS: usize = 16;
+const MAX_SPLIT_ELEMENTS: usize = 16 << 20;
 
 /// The flags of `attention.wgsl`.
 const CAUSAL: u32 = 1;
@@ -190,6 +196,11 @@ impl Lowering<'_> {
             blocks.map_or([0, 0, 0, 1], place).to_vec(),
             vec![selected.map_or(0, |value| self.plan.width(value)) as u32],
         ];
+        let params = params.concat();
+        let splits = splits(a, self.kv_dtypes[slot.0], self.limits);
+        if let Some(splits) = splits {
+            return self.attend_f16(q, a, slot, &params, splits);
+        }
         let buffers = vec![
             self.value(q),
             BufferId::Kv(slot.0),
@@ -200,6 +211,49 @@ impl Lowering<'_> {
         ];
         let dtype = |slot: SlotId| self.kv_dtypes[slot.0];
         let kernel = Kernel::Attention(dtype(slot), dtype(blocks.unwrap_or(slot)));
-        self.push(kernel, buffers, params.concat(), a.heads, Depth::Tokens);
+        self.push(kernel, buffers, params, a.heads, Depth::Tokens);
     }
+
+    /// Attention to halves: rows of prompts in one go, decode rows in splits that are combined.
+    fn attend_f16(&mut self, q: Value, a: &Attention, slot: SlotId, params: &[u32], splits: usize) {
+        let (q, sinks) = (self.value(q), super::vector(a.sinks));
+        let kv = BufferId::Kv(slot.0);
+        for (list, splits) in [(List::Decode, splits), (List::Prefill, 1)] {
+            let depth = Depth::List(list, 1);
+            let params = [params, &[list as u32, splits as u32]].concat();
+            let out = if splits > 1 { BufferId::Splits } else { self.out() };
+            let buffers = vec![q.clone(), kv.clone(), sinks.clone(), out];
+            self.push(Kernel::AttentionF16, buffers, params.clone(), a.heads * splits, depth);
+            if splits > 1 {
+                let buffers = vec![BufferId::Splits, sinks.clone(), self.out()];
+                self.push(Kernel::CombineSplits, buffers, params, a.heads, depth);
+            }
+        }
+    }
+}
+
+/// The splits of decode rows, if the kernel for halves takes an attention.
+fn splits(a: &Attention, dtype: KvDtype, limits: &Limits) -> Option<usize> {
+    let fits = |dim: usize| dim.is_multiple_of(8) && dim <= MAX_F16_DIM;
+    let is_plain = a.entries == Entries::Tokens && dtype == KvDtype::F16;
+    let elements = split_elements(a, limits).max(1);
+    (is_plain && fits(a.key_dim) && fits(a.value_dim))
+        .then(|| (MAX_SPLIT_ELEMENTS / elements).clamp(1, MAX_SPLITS))
+}
+
+/// Elements of one split of all rows and heads: the result, its maximum and its sum.
+fn split_elements(a: &Attention, limits: &Limits) -> usize {
+    limits.tokens * a.heads * (a.value_dim + 2)
+}
+
+/// Elements of the splits of any attention.
+pub(crate) fn all_split_elements(plan: &Plan, limits: &Limits, kv_dtypes: &[KvDtype]) -> usize {
+    let elements = |op: &Op| match op {
+        Op::Attention { attention: a, slot, .. } => {
+            let splits = splits(a, kv_dtypes[slot.0], limits).filter(|&splits| splits > 1);
+            splits.map_or(0, |splits| splits * split_elements(a, limits))
+        }
+        _ => 0,
+    };
+    plan.ops.iter().map(elements).max().unwrap_or(0)
 }
