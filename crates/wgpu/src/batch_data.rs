@@ -87,6 +87,11 @@ impl BatchData {
         self.lists[list as usize] = count;
     }
 
+    /// The byte at which the token of a row is.
+    pub(crate) fn token_at(&self, row: usize) -> u64 {
+        4 * (self.words[3] as usize + 3 * row) as u64
+    }
+
     /// Workgroups in the third dimension.
     pub(crate) fn depth(&self, depth: Depth) -> usize {
         match depth {

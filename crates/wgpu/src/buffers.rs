@@ -17,6 +17,7 @@ pub(crate) struct Buffers {
     pub(crate) counts: wgpu::Buffer,
     scores: wgpu::Buffer,
     splits: wgpu::Buffer,
+    pub(crate) tokens: wgpu::Buffer,
     none: wgpu::Buffer,
     unwritten: wgpu::Buffer,
 }
@@ -45,6 +46,7 @@ impl Buffers {
             counts: buffer("counts of experts", program.counts)?,
             scores: buffer("scores", limits.tokens * scores_width(plan, limits))?,
             splits: buffer("splits", all_split_elements(plan, limits, dtypes))?,
+            tokens: buffer("tokens", limits.outputs)?,
             none: buffer("none", 0)?,
             unwritten: buffer("none", 0)?,
         })
@@ -62,6 +64,7 @@ impl Buffers {
             BufferId::Counts => &self.counts,
             BufferId::Scores => &self.scores,
             BufferId::Splits => &self.splits,
+            BufferId::Tokens => &self.tokens,
             BufferId::Matrix(..) | BufferId::Vector(_) | BufferId::Concatenated(_) => {
                 unreachable!("{id:?} is a weight")
             }

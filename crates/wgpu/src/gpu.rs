@@ -188,12 +188,18 @@ impl Gpu {
     /// If the device does not answer any more, or could not do what it was asked for.
     pub(crate) fn run(&self, commands: Option<wgpu::CommandBuffer>) -> Result<()> {
         self.queue.submit(commands);
-        let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
+        self.wait(None)
+    }
+
+    /// Waits for all that was submitted, or for all up to a submission.
+    fn wait(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<()> {
+        let waited = self.device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
         self.check()?;
         waited.map(drop).map_err(|error| self.error(&error.to_string()))
     }
 
-    /// Reads the first bytes of a staging buffer, when the work that writes them is done.
+    /// Reads the first bytes of a staging buffer, when the work that writes them is done: all that
+    /// was submitted, or all up to a submission.
     ///
     /// # Errors
     /// As for [`Gpu::run`].
@@ -201,6 +207,7 @@ impl Gpu {
         &self,
         staging: &wgpu::Buffer,
         bytes: u64,
+        submission: Option<wgpu::SubmissionIndex>,
         read: impl FnOnce(&[u8]),
     ) -> Result<()> {
         let slice = staging.slice(..bytes.next_multiple_of(4));
@@ -209,7 +216,7 @@ impl Gpu {
         slice.map_async(wgpu::MapMode::Read, move |done| {
             let _ = result.set(done);
         });
-        self.run(None)?;
+        self.wait(submission)?;
         match mapped.get() {
             Some(Ok(())) => {}
             Some(Err(error)) => return Err(self.error(&error.to_string())),

@@ -160,13 +160,14 @@ impl Kernel {
             }
             Kernel::Compress => text(&[include_str!("../shaders/compress.wgsl")], &[]),
             Kernel::Select => text(&[include_str!("../shaders/select.wgsl")], &[]),
+            Kernel::Argmax => text(&[include_str!("../shaders/argmax.wgsl")], &[]),
         }
     }
 
     /// Of each binding from 1 on, whether the shader writes it.
     pub(crate) fn writes(self) -> &'static [bool] {
         match self {
-            Kernel::Embed(_) | Kernel::Pool => &[false, true],
+            Kernel::Embed(_) | Kernel::Pool | Kernel::Argmax => &[false, true],
             Kernel::Gemv(m, _) | Kernel::Gemm(m, _) => match m.epilogue {
                 Epilogue::One | Epilogue::Gate => &[false, false, false, false, true],
                 Epilogue::Three => &[false, false, false, false, true, true, true],
@@ -241,6 +242,7 @@ mod tests {
             Kernel::DeltaRule,
             Kernel::Compress,
             Kernel::Select,
+            Kernel::Argmax,
         ];
         let kernels = layouts.into_iter().flat_map(of_layout);
         kernels.chain(dtypes.into_iter().flat_map(of_dtype).flatten()).chain(others).collect()

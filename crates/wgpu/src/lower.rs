@@ -61,6 +61,10 @@ pub(crate) fn lower(
             Kind::Rotated => lowering.rotated_attention(stage)?,
         }
     }
+    // Of the plan's output, whatever it is: only steps that ask for tokens run it.
+    (lowering.first, lowering.op) = (plan.ops.len(), plan.ops.len() - 1);
+    let (buffers, params) = (vec![lowering.out(), BufferId::Tokens], vec![lowering.width() as u32]);
+    lowering.push(Kernel::Argmax, buffers, params, 1, Depth::Outputs);
     Ok(lowering.program)
 }
 

@@ -1,5 +1,6 @@
 //! A loaded model: its buffers, and how a step runs on them.
 
+mod greedy;
 mod profile;
 
 use std::sync::Arc;
@@ -37,6 +38,11 @@ pub(crate) struct WgpuModel {
     batch: (wgpu::Buffer, wgpu::BindGroup),
     logits: wgpu::Buffer,
     host: HostSampler,
+    /// Of a greedy step: where tokens are read from, of this step and of the one after it; the
+    /// tokens; and what the next step reads.
+    received: [wgpu::Buffer; 2],
+    tokens: Vec<Option<u32>>,
+    next: Batch,
     trace: Option<Vec<Interval>>,
     profile: Option<Profile>,
 }
@@ -106,6 +112,9 @@ impl WgpuModel {
         Ok(WgpuModel {
             logits: gpu.staging(4 * (limits.outputs * plan.output_width()) as u64),
             host: HostSampler::new(&plan, limits),
+            received: [0, 1].map(|_| gpu.staging(4 * limits.outputs as u64)),
+            tokens: Vec::with_capacity(limits.outputs),
+            next: Batch::default(),
             data: BatchData::default(),
             trace: None,
             profile: None,
@@ -145,9 +154,9 @@ impl WgpuModel {
                 matmul.show(&plan, batch, &input, route.as_deref(), observer);
             }
         }
-        self.submit(first..self.ready.len(), true)?;
+        self.submit(first..self.forward_len(), true)?;
         let bytes = size_of_val(logits) as u64;
-        self.gpu.read(&self.logits, bytes, |read| {
+        self.gpu.read(&self.logits, bytes, None, |read| {
             bytemuck::cast_slice_mut(logits).copy_from_slice(read);
         })?;
         if !is_observed {
@@ -195,13 +204,16 @@ impl WgpuModel {
         Ok(())
     }
 
-    /// Runs some dispatches, and at the end copies the logits for the host.
-    fn submit(&self, dispatches: std::ops::Range<usize>, is_last: bool) -> Result<()> {
-        let descriptor = wgpu::CommandEncoderDescriptor { label: Some("step") };
-        let mut encoder = self.gpu.device.create_command_encoder(&descriptor);
+    /// The dispatches before that of the largest logits.
+    fn forward_len(&self) -> usize {
+        self.ready.len() - 1
+    }
+
+    /// Records some dispatches in one pass.
+    fn record(&self, encoder: &mut wgpu::CommandEncoder, dispatches: std::ops::Range<usize>) {
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
         pass.set_bind_group(1, &self.batch.1, &[]);
-        let profile = self.profile.as_ref().filter(|_| dispatches.len() == self.ready.len());
+        let profile = self.profile.as_ref().filter(|_| dispatches.len() == self.forward_len());
         if let Some(profile) = profile {
             profile.mark(&mut pass, 0);
         }
@@ -213,8 +225,15 @@ impl WgpuModel {
         }
         drop(pass);
         if let Some(profile) = profile {
-            profile.resolve(&mut encoder);
+            profile.resolve(encoder);
         }
+    }
+
+    /// Runs some dispatches, and at the end copies the logits for the host.
+    fn submit(&self, dispatches: std::ops::Range<usize>, is_last: bool) -> Result<()> {
+        let descriptor = wgpu::CommandEncoderDescriptor { label: Some("step") };
+        let mut encoder = self.gpu.device.create_command_encoder(&descriptor);
+        self.record(&mut encoder, dispatches);
         let bytes = 4 * (self.data.depth(Depth::Outputs) * self.plan.output_width()) as u64;
         if is_last && bytes > 0 {
             let output = &self.buffers.values[self.buffer_of(self.plan.output())];
@@ -243,7 +262,7 @@ impl WgpuModel {
         let staging = self.gpu.staging(bytes);
         self.copy(buffer, at, &staging, 0, bytes);
         let mut read = Vec::new();
-        self.gpu.read(&staging, bytes, |bytes| read.extend_from_slice(bytes))?;
+        self.gpu.read(&staging, bytes, None, |bytes| read.extend_from_slice(bytes))?;
         Ok(read)
     }
 
@@ -304,6 +323,9 @@ impl Model for WgpuModel {
     }
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
+        if self.is_greedy(&step) {
+            return self.step_greedy(&step, sink);
+        }
         let mut host = std::mem::take(&mut self.host);
         let result = host
             .run(step, sink, &mut |batch, logits, observer| self.forward(batch, logits, observer));
@@ -360,7 +382,7 @@ impl Model for WgpuModel {
     }
 
     fn set_profiling(&mut self, on: bool) {
-        self.profile = if on { Profile::new(&self.gpu, self.ready.len()) } else { None };
+        self.profile = if on { Profile::new(&self.gpu, self.forward_len()) } else { None };
     }
 
     fn set_tracing(&mut self, on: bool) -> Result<()> {

@@ -56,6 +56,7 @@ pub(crate) enum Kernel {
     DeltaRule,
     Compress,
     Select,
+    Argmax,
 }
 
 impl Kernel {
@@ -84,6 +85,7 @@ impl Kernel {
             Kernel::DeltaRule => "delta rule",
             Kernel::Compress => "compress",
             Kernel::Select => "select",
+            Kernel::Argmax => "argmax",
         }
     }
 }
@@ -160,6 +162,8 @@ pub(crate) enum BufferId {
     Scores,
     /// The splits of an attention, before they are combined.
     Splits,
+    /// The tokens with the largest logits.
+    Tokens,
 }
 
 /// A list of rows of the step: pairs of an input row and an output row. Numbered as in the data of
@@ -227,6 +231,7 @@ pub(crate) struct ValueBuffer {
 
 /// The lowered plan.
 pub(crate) struct Program {
+    /// The last one finds the largest logits.
     pub(crate) dispatches: Vec<Dispatch>,
     pub(crate) values: Vec<ValueBuffer>,
     /// The buffer of each value of the plan; none for those that only exist inside of a stage.

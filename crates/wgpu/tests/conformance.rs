@@ -54,6 +54,12 @@ fn operations_conform() {
 }
 
 #[test]
+fn steps_conform() {
+    let failures = conformance::check_steps(&open());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
 fn recurrent_state_conforms() {
     check(&open(), &STATE_CASES);
 }
