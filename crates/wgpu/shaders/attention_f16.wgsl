@@ -30,16 +30,6 @@ fn high(x: vec4<u32>) -> vec4<f32> {
     return vec4(unpack2x16float(x.z), unpack2x16float(x.w));
 }
 
-fn dot_part(head_at: u32, lane: u32, words: u32) -> f32 {
-    var sum = vec4<f32>();
-    for (var c = lane; c < words; c += 8u) {
-        let k = kv[head_at + c];
-        sum = fma(low(k), query[2u * c], sum);
-        sum = fma(high(k), query[2u * c + 1u], sum);
-    }
-    return (sum.x + sum.y) + (sum.z + sum.w);
-}
-
 @compute @workgroup_size(128)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
@@ -94,12 +84,26 @@ fn main(
             cells[thread] = cell;
         }
         workgroupBarrier();
+        // Eight threads have an entry; each has a column of four of them, read together. Those
+        // that are not seen read the first entry, which is.
+        let lane = thread % 8u;
         //@ for j 4
         let entry{j} = {j}u * 16u + thread / 8u;
-        let cell{j} = cells[entry{j}];
-        if cell{j} != NONE {
-            dots[9u * entry{j} + thread % 8u] = dot_part(cell{j} * key_words, thread % 8u, key_words);
+        let key{j} = select(cells[entry{j}], cells[0], cells[entry{j}] == NONE) * key_words;
+        var dot{j} = vec4<f32>();
+        //@ end
+        for (var c = lane; c < key_words; c += 8u) {
+            let q_low = query[2u * c];
+            let q_high = query[2u * c + 1u];
+            //@ for j 4
+            let k{j} = kv[key{j} + c];
+            //@ end
+            //@ for j 4
+            dot{j} = fma(high(k{j}), q_high, fma(low(k{j}), q_low, dot{j}));
+            //@ end
         }
+        //@ for j 4
+        dots[9u * entry{j} + lane] = (dot{j}.x + dot{j}.y) + (dot{j}.z + dot{j}.w);
         //@ end
         workgroupBarrier();
         if thread < BLOCK {
@@ -128,15 +132,21 @@ fn main(
         result_low *= keep;
         result_high *= keep;
         if team < teams {
-            for (var e = team; e < BLOCK; e += teams) {
-                let cell = cells[e];
-                if cell != NONE {
-                    let p = exp(scores[e / 4u][e % 4u] - largest);
-                    let v = kv[values_at + cell * value_words + column];
+            for (var e = team; e < BLOCK; e += 4u * teams) {
+                //@ for j 4
+                let place{j} = min(e + {j}u * teams, BLOCK - 1u);
+                let is_seen{j} = e + {j}u * teams < BLOCK && cells[place{j}] != NONE;
+                let cell{j} = select(cells[0], cells[place{j}], is_seen{j});
+                let v{j} = kv[values_at + cell{j} * value_words + column];
+                //@ end
+                //@ for j 4
+                if is_seen{j} {
+                    let p = exp(scores[place{j} / 4u][place{j} % 4u] - largest);
                     sum += p;
-                    result_low = fma(vec4(p), low(v), result_low);
-                    result_high = fma(vec4(p), high(v), result_high);
+                    result_low = fma(vec4(p), low(v{j}), result_low);
+                    result_high = fma(vec4(p), high(v{j}), result_high);
                 }
+                //@ end
             }
         }
     }

@@ -16,10 +16,7 @@ fn linear_id(id: vec3<u32>, groups: vec3<u32>) -> u32 {
     return id.x + id.y * groups.x;
 }
 
-// The header of the step.
-const STEP_TOKENS: u32 = 0u;
-const OUTPUTS: u32 = 1u;
-const SPANS: u32 = 2u;
+// The header of the step: where rows and spans begin, and the words of a span.
 const ROWS_AT: u32 = 3u;
 const SPANS_AT: u32 = 4u;
 const SPAN_WORDS: u32 = 5u;

@@ -6,6 +6,10 @@
 
 const THREADS: u32 = 64u;
 
+// Of each split; there are at most 16.
+var<workgroup> maxima: array<f32, 16>;
+var<workgroup> split_sums: array<f32, 16>;
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
@@ -24,9 +28,14 @@ fn main(
     let used = (count + len - 1u) / len;
     let dim = param(VALUE_DIM);
     let at = (id.z * heads + head) * param(SPLITS) * (dim + 2u);
-    var largest = splits[at];
+    if thread < used {
+        maxima[thread] = splits[at + thread * (dim + 2u)];
+        split_sums[thread] = splits[at + thread * (dim + 2u) + 1u];
+    }
+    workgroupBarrier();
+    var largest = maxima[0];
     for (var s = 1u; s < used; s++) {
-        largest = max(largest, splits[at + s * (dim + 2u)]);
+        largest = max(largest, maxima[s]);
     }
     var total = 0.0;
     if has(HAS_SINKS) {
@@ -34,14 +43,20 @@ fn main(
         total = exp(sinks[head] - largest);
     }
     for (var s = 0u; s < used; s++) {
-        let split = at + s * (dim + 2u);
-        total += exp(splits[split] - largest) * splits[split + 1u];
+        total += exp(maxima[s] - largest) * split_sums[s];
     }
     for (var c = thread; c < dim; c += THREADS) {
         var y = 0.0;
-        for (var s = 0u; s < used; s++) {
-            let split = at + s * (dim + 2u);
-            y += exp(splits[split] - largest) * splits[split + 2u + c];
+        // Eight splits are read together.
+        for (var first = 0u; first < used; first += 8u) {
+            //@ for j 8
+            let x{j} = splits[at + min(first + {j}u, used - 1u) * (dim + 2u) + 2u + c];
+            //@ end
+            //@ for j 8
+            if first + {j}u < used {
+                y += exp(maxima[first + {j}u] - largest) * x{j};
+            }
+            //@ end
         }
         output[(row * heads + head) * dim + c] = y / total;
     }

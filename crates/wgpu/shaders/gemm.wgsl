@@ -53,13 +53,23 @@ fn main(
     //@ end
     //@ end
     //@ end
-    for (var step = 0u; step < 2u * param(GROUPS); step++) {
+    // The columns of the next step are read while those of one are multiplied.
+    let last_step = 2u * param(GROUPS) - 1u;
+    //@ for h HALVES
+    let quad{h} = HALVES * (thread / TILE) + {h}u;
+    var next_w{h} = scaled_quad(w_row, quad{h});
+    var next_x{h} = input4(x_row, quad{h});
+    //@ end
+    for (var step = 0u; step <= last_step; step++) {
         //@ for h HALVES
-        let quad{h} = HALVES * (thread / TILE) + {h}u;
-        put_w(4u * quad{h}, mine, scaled_quad(w_row, 4u * step + quad{h}));
-        put_x(4u * quad{h}, mine, input4(x_row, 4u * step + quad{h}));
+        put_w(4u * quad{h}, mine, next_w{h});
+        put_x(4u * quad{h}, mine, next_x{h});
         //@ end
         workgroupBarrier();
+        //@ for h HALVES
+        next_w{h} = scaled_quad(w_row, 4u * min(step + 1u, last_step) + quad{h});
+        next_x{h} = input4(x_row, 4u * min(step + 1u, last_step) + quad{h});
+        //@ end
         for (var k = 0u; k < DEPTH; k += 4u) {
             //@ for j 4
             //@ for h HALVES

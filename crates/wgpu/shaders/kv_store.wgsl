@@ -67,7 +67,7 @@ fn rotated(row: u32, i: u32) -> f32 {
     return x * angle.x + select(-y, y, is_second) * angle.y;
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,

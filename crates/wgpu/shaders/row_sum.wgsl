@@ -1,8 +1,10 @@
-const THREADS: u32 = 128u;
+// Sums over the threads of a workgroup of 256, in the same order whatever the device.
 
-var<workgroup> sums: array<f32, 128>;
+const THREADS: u32 = 256u;
 
-// The sum over all threads, in the same order whatever the device.
+var<workgroup> sums: array<f32, 256>;
+
+// The sum over all threads.
 fn sum_of_all(thread: u32, value: f32) -> f32 {
     sums[thread] = value;
     workgroupBarrier();

@@ -15,6 +15,8 @@ pub(crate) struct BatchData {
     outputs: usize,
     spans: usize,
     lists: [usize; List::COUNT],
+    /// Of each output: its row, its number, and whether the row is of a prompt.
+    outputs_of: Vec<(usize, usize, bool)>,
 }
 
 impl BatchData {
@@ -59,7 +61,8 @@ impl BatchData {
             are_prefill.enumerate()
         };
         let mut is_prefill = rows();
-        let mut outputs = Vec::with_capacity(batch.outputs.len());
+        let mut outputs = std::mem::take(&mut self.outputs_of);
+        outputs.clear();
         for (i, &row) in batch.outputs.iter().enumerate() {
             let (_, is_prefill) =
                 is_prefill.find(|(r, _)| *r == row as usize).expect("outputs are rows, ascending");
@@ -76,6 +79,7 @@ impl BatchData {
         self.list(List::DecodeOutputs, all().filter(|(.., is)| !is).map(pair));
         self.list(List::PrefillOutputs, all().filter(|(.., is)| *is).map(pair));
         self.list(List::Outputs, all().map(pair));
+        self.outputs_of = outputs;
     }
 
     fn list(&mut self, list: List, pairs: impl Iterator<Item = (usize, usize)>) {

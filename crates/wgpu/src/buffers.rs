@@ -5,7 +5,7 @@ use bodkin_model::{Op, Plan};
 
 use crate::gpu::Gpu;
 use crate::kv::{self, KvCache};
-use crate::lower::all_split_elements;
+use crate::lower::{ARGMAX_PARTS, all_split_elements};
 use crate::program::{BufferId, KvDtype, Program};
 
 /// All of them, in the order of their numbers.
@@ -17,6 +17,7 @@ pub(crate) struct Buffers {
     pub(crate) counts: wgpu::Buffer,
     scores: wgpu::Buffer,
     splits: wgpu::Buffer,
+    parts: wgpu::Buffer,
     pub(crate) tokens: wgpu::Buffer,
     none: wgpu::Buffer,
     unwritten: wgpu::Buffer,
@@ -46,6 +47,7 @@ impl Buffers {
             counts: buffer("counts of experts", program.counts)?,
             scores: buffer("scores", limits.tokens * scores_width(plan, limits))?,
             splits: buffer("splits", all_split_elements(plan, limits, dtypes))?,
+            parts: buffer("largest logits", 2 * ARGMAX_PARTS * limits.outputs)?,
             tokens: buffer("tokens", limits.outputs)?,
             none: buffer("none", 0)?,
             unwritten: buffer("none", 0)?,
@@ -64,6 +66,7 @@ impl Buffers {
             BufferId::Counts => &self.counts,
             BufferId::Scores => &self.scores,
             BufferId::Splits => &self.splits,
+            BufferId::Parts => &self.parts,
             BufferId::Tokens => &self.tokens,
             BufferId::Matrix(..) | BufferId::Vector(_) | BufferId::Concatenated(_) => {
                 unreachable!("{id:?} is a weight")

@@ -67,11 +67,46 @@ pub(crate) fn describe(info: &wgpu::AdapterInfo) -> String {
     format!("{} ({kind}, {}, driver {})", info.name, info.backend, driver.trim())
 }
 
+/// Kernels are written for the least that WebGPU guarantees, which some drivers do not have.
+fn check_limits(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Result<()> {
+    let least = wgpu::Limits::default();
+    let needs = [
+        (
+            "storage buffers in a kernel",
+            limits.max_storage_buffers_per_shader_stage,
+            least.max_storage_buffers_per_shader_stage,
+        ),
+        (
+            "bytes of shared memory",
+            limits.max_compute_workgroup_storage_size,
+            least.max_compute_workgroup_storage_size,
+        ),
+        (
+            "threads in a workgroup",
+            limits.max_compute_invocations_per_workgroup,
+            least.max_compute_invocations_per_workgroup,
+        ),
+        (
+            "workgroups in a dimension",
+            limits.max_compute_workgroups_per_dimension,
+            least.max_compute_workgroups_per_dimension,
+        ),
+    ];
+    match needs.into_iter().find(|(_, found, needed)| found < needed) {
+        Some((what, found, needed)) => Err(Error::Config(format!(
+            "{}: expected at least {needed} {what}, found {found}",
+            describe(info)
+        ))),
+        None => Ok(()),
+    }
+}
+
 impl Gpu {
     /// Opens an adapter with all that it can do.
     pub(crate) fn open(adapter: &wgpu::Adapter) -> Result<Gpu> {
         let info = adapter.get_info();
         let limits = adapter.limits();
+        check_limits(&info, &limits)?;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("bodkin"),
             required_features: adapter.features() & TIMESTAMPS,

@@ -80,6 +80,7 @@ fn unroll<'a>(
 }
 
 const FUNCTIONS: &str = include_str!("../shaders/functions.wgsl");
+const ARGMAX_REDUCE: &str = include_str!("../shaders/argmax_reduce.wgsl");
 const ATTENTION_ROWS: &str = include_str!("../shaders/attention_rows.wgsl");
 const ROW_SUM: &str = include_str!("../shaders/row_sum.wgsl");
 
@@ -160,14 +161,17 @@ impl Kernel {
             }
             Kernel::Compress => text(&[include_str!("../shaders/compress.wgsl")], &[]),
             Kernel::Select => text(&[include_str!("../shaders/select.wgsl")], &[]),
-            Kernel::Argmax => text(&[include_str!("../shaders/argmax.wgsl")], &[]),
+            Kernel::ArgmaxPart => {
+                text(&[ARGMAX_REDUCE, include_str!("../shaders/argmax_part.wgsl")], &[])
+            }
+            Kernel::Argmax => text(&[ARGMAX_REDUCE, include_str!("../shaders/argmax.wgsl")], &[]),
         }
     }
 
     /// Of each binding from 1 on, whether the shader writes it.
     pub(crate) fn writes(self) -> &'static [bool] {
         match self {
-            Kernel::Embed(_) | Kernel::Pool | Kernel::Argmax => &[false, true],
+            Kernel::Embed(_) | Kernel::Pool | Kernel::ArgmaxPart | Kernel::Argmax => &[false, true],
             Kernel::Gemv(m, _) | Kernel::Gemm(m, _) => match m.epilogue {
                 Epilogue::One | Epilogue::Gate => &[false, false, false, false, true],
                 Epilogue::Three => &[false, false, false, false, true, true, true],
@@ -242,6 +246,7 @@ mod tests {
             Kernel::DeltaRule,
             Kernel::Compress,
             Kernel::Select,
+            Kernel::ArgmaxPart,
             Kernel::Argmax,
         ];
         let kernels = layouts.into_iter().flat_map(of_layout);
@@ -278,6 +283,29 @@ mod tests {
             hlsl::Writer::new(&mut String::new(), &options, &pipeline)
                 .write(&module, &info, None)
                 .unwrap_or_else(|e| panic!("{kernel:?}: HLSL: {e}"));
+        }
+    }
+
+    /// The least that WebGPU guarantees, which opening an adapter asks for.
+    #[test]
+    fn kernels_need_no_more_shared_memory_buffers_and_threads_than_adapters_have() {
+        let limits = wgpu::Limits::default();
+        for kernel in all() {
+            let (module, _) = validated(kernel);
+            let mut layouter = naga::proc::Layouter::default();
+            layouter.update(module.to_ctx()).unwrap();
+            let in_space = |space: fn(&naga::AddressSpace) -> bool| {
+                module.global_variables.iter().filter(move |(_, v)| space(&v.space))
+            };
+            let shared = in_space(|space| matches!(space, naga::AddressSpace::WorkGroup));
+            let bytes: u32 = shared.map(|(_, v)| layouter[v.ty].size).sum();
+            assert!(bytes <= limits.max_compute_workgroup_storage_size, "{kernel:?}: {bytes}");
+            let buffers = in_space(|space| matches!(space, naga::AddressSpace::Storage { .. }));
+            let buffers = buffers.count() as u32;
+            let most = limits.max_storage_buffers_per_shader_stage;
+            assert!(buffers <= most, "{kernel:?}: {buffers} buffers");
+            let threads: u32 = module.entry_points[0].workgroup_size.iter().product();
+            assert!(threads <= limits.max_compute_invocations_per_workgroup, "{kernel:?}");
         }
     }
 

@@ -28,8 +28,10 @@ use bodkin_model::Plan;
 
 use gpu::Gpu;
 
-/// Bytes of the buffer that the bandwidth is measured with.
-const BANDWIDTH_BYTES: u64 = 64 << 20;
+/// Bytes of the buffer that the bandwidth is measured with: more than a GPU's caches hold.
+const LARGE_BYTES: u64 = 512 << 20;
+/// The same of software.
+const SMALL_BYTES: u64 = 64 << 20;
 /// Copies of it.
 const BANDWIDTH_COPIES: u64 = 8;
 
@@ -100,20 +102,26 @@ impl Backend for Wgpu {
 
     fn bandwidth(&self) -> Result<f64> {
         let gpu = &self.gpu;
-        let from = gpu.buffer("bandwidth", BANDWIDTH_BYTES)?;
-        let to = gpu.buffer("bandwidth", BANDWIDTH_BYTES)?;
-        let copies = || {
+        let largest = gpu.limits.max_storage_buffer_binding_size.min(gpu.limits.max_buffer_size);
+        // Software would take long, and its memory is the host's.
+        let is_software = gpu.info.device_type == wgpu::DeviceType::Cpu;
+        let bytes = if is_software { SMALL_BYTES } else { LARGE_BYTES }.min(largest / 4 * 4);
+        let from = gpu.buffer("bandwidth", bytes)?;
+        let to = gpu.buffer("bandwidth", bytes)?;
+        let seconds = |copies: u64| -> Result<f64> {
             let mut encoder = gpu.device.create_command_encoder(&Default::default());
-            for _ in 0..BANDWIDTH_COPIES {
-                encoder.copy_buffer_to_buffer(&from, 0, &to, 0, BANDWIDTH_BYTES);
+            for _ in 0..copies {
+                encoder.copy_buffer_to_buffer(&from, 0, &to, 0, bytes);
             }
-            encoder.finish()
+            let start = Instant::now();
+            gpu.run(Some(encoder.finish()))?;
+            Ok(start.elapsed().as_secs_f64())
         };
-        gpu.run(Some(copies()))?;
-        let start = Instant::now();
-        gpu.run(Some(copies()))?;
+        seconds(1)?;
+        // What a submission takes beside the copies is in both.
+        let (few, many) = (seconds(1)?, seconds(1 + BANDWIDTH_COPIES)?);
         // Every byte is read and written.
-        Ok((2 * BANDWIDTH_COPIES * BANDWIDTH_BYTES) as f64 / start.elapsed().as_secs_f64())
+        Ok((2 * BANDWIDTH_COPIES * bytes) as f64 / (many - few).max(1e-9))
     }
 
     fn available_memory(&self) -> Option<u64> {

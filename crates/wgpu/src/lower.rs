@@ -21,6 +21,11 @@ use stages::Kind;
 /// Threads of a workgroup that has an element each.
 const THREADS: usize = 64;
 
+/// Parts of a row of logits, as in `argmax_reduce.wgsl`.
+pub(crate) const ARGMAX_PARTS: usize = 64;
+/// The most workgroups in a dimension.
+const MAX_ROWS: usize = 65_535;
+
 /// What the lowering of an operation needs to know.
 pub(crate) struct Lowering<'a> {
     plan: &'a Plan,
@@ -45,6 +50,8 @@ pub(crate) fn lower(
     matrices: &[Option<Matrix>],
     kv_dtypes: &[KvDtype],
 ) -> Result<Program> {
+    // A dispatch counts rows in its third dimension.
+    at_most("rows of a step", limits.tokens.max(limits.outputs), MAX_ROWS)?;
     let (values, buffer_of) = values::buffers(plan, stages);
     let program =
         Program { dispatches: Vec::new(), values, buffer_of, ropes: Vec::new(), counts: 0 };
@@ -63,8 +70,10 @@ pub(crate) fn lower(
     }
     // Of the plan's output, whatever it is: only steps that ask for tokens run it.
     (lowering.first, lowering.op) = (plan.ops.len(), plan.ops.len() - 1);
-    let (buffers, params) = (vec![lowering.out(), BufferId::Tokens], vec![lowering.width() as u32]);
-    lowering.push(Kernel::Argmax, buffers, params, 1, Depth::Outputs);
+    let (buffers, params) = (vec![lowering.out(), BufferId::Parts], vec![lowering.width() as u32]);
+    lowering.push(Kernel::ArgmaxPart, buffers, params, ARGMAX_PARTS, Depth::Outputs);
+    let buffers = vec![BufferId::Parts, BufferId::Tokens];
+    lowering.push(Kernel::Argmax, buffers, Vec::new(), 1, Depth::Outputs);
     Ok(lowering.program)
 }
 

@@ -20,7 +20,7 @@ use crate::gpu::Gpu;
 use crate::kv;
 use crate::lower::{Stage, all_split_elements, lower, stages};
 use crate::observe::Observed;
-use crate::program::{BufferId, Depth, Program};
+use crate::program::{ARGMAX_DISPATCHES, BufferId, Depth, Program};
 use crate::weights;
 use profile::Profile;
 
@@ -34,6 +34,8 @@ pub(crate) struct WgpuModel {
     ready: Vec<Ready>,
     buffers: Buffers,
     ropes: Vec<RopeTable>,
+    /// Cosines and sines of a position, and those of all rows.
+    angles: [Vec<f32>; 3],
     data: BatchData,
     batch: (wgpu::Buffer, wgpu::BindGroup),
     logits: wgpu::Buffer,
@@ -63,6 +65,14 @@ pub(crate) fn memory(
     let states: usize = plan.states.iter().map(|s| 4 * limits.state_slots * s.elements()).sum();
     let logits = 4 * (limits.outputs * plan.output_width()) as u64;
     let scores = 4 * (limits.tokens * buffers::scores_width(plan, limits)) as u64;
+    let mut ropes: Vec<&bodkin_model::Rope> = Vec::new();
+    for op in &plan.ops {
+        match op {
+            Op::Rope { rope, .. } if !ropes.contains(&rope) => ropes.push(rope),
+            _ => {}
+        }
+    }
+    let angles: usize = ropes.iter().map(|rope| 4 * rope.dims * limits.tokens).sum();
     let splits = 4 * all_split_elements(plan, limits, &dtypes) as u64;
     let values = crate::lower::value_buffers(plan, &stages);
     let rows = |is_output| if is_output { limits.outputs } else { limits.tokens };
@@ -71,7 +81,7 @@ pub(crate) fn memory(
         weight_bytes: weights::bytes(plan, &stages, most_bytes),
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
-        scratch_bytes: values.sum::<u64>() + 2 * logits + scores + splits,
+        scratch_bytes: values.sum::<u64>() + 2 * logits + scores + splits + angles as u64,
     }
 }
 
@@ -116,6 +126,7 @@ impl WgpuModel {
             tokens: Vec::with_capacity(limits.outputs),
             next: Batch::default(),
             data: BatchData::default(),
+            angles: Default::default(),
             trace: None,
             profile: None,
             gpu: Arc::clone(gpu),
@@ -193,20 +204,22 @@ impl WgpuModel {
         }
         for (table, buffer) in self.ropes.iter().zip(&self.buffers.angles) {
             let pairs = table.inverse_frequencies.len();
-            let (mut cos, mut sin) = (vec![0.0; pairs], vec![0.0; pairs]);
-            let mut angles = Vec::with_capacity(2 * pairs * batch.tokens.len());
+            let [cos, sin, angles] = &mut self.angles;
+            cos.resize(pairs, 0.0);
+            sin.resize(pairs, 0.0);
+            angles.clear();
             for position in batch.positions() {
-                table.cos_sin_at(position as u32, &mut cos, &mut sin);
-                angles.extend(cos.iter().zip(&sin).flat_map(|(&c, &s)| [c, s]));
+                table.cos_sin_at(position as u32, cos, sin);
+                angles.extend(cos.iter().zip(&*sin).flat_map(|(&c, &s)| [c, s]));
             }
-            self.gpu.queue.write_buffer(buffer, 0, bytemuck::cast_slice(&angles));
+            self.gpu.queue.write_buffer(buffer, 0, bytemuck::cast_slice(angles));
         }
         Ok(())
     }
 
-    /// The dispatches before that of the largest logits.
+    /// The dispatches before those of the largest logits.
     fn forward_len(&self) -> usize {
-        self.ready.len() - 1
+        self.ready.len() - ARGMAX_DISPATCHES
     }
 
     /// Records some dispatches in one pass.

@@ -56,6 +56,7 @@ pub(crate) enum Kernel {
     DeltaRule,
     Compress,
     Select,
+    ArgmaxPart,
     Argmax,
 }
 
@@ -85,7 +86,7 @@ impl Kernel {
             Kernel::DeltaRule => "delta rule",
             Kernel::Compress => "compress",
             Kernel::Select => "select",
-            Kernel::Argmax => "argmax",
+            Kernel::ArgmaxPart | Kernel::Argmax => "argmax",
         }
     }
 }
@@ -162,7 +163,8 @@ pub(crate) enum BufferId {
     Scores,
     /// The splits of an attention, before they are combined.
     Splits,
-    /// The tokens with the largest logits.
+    /// The largest logits of parts of a row, and the tokens with the largest of all.
+    Parts,
     Tokens,
 }
 
@@ -229,9 +231,12 @@ pub(crate) struct ValueBuffer {
     pub(crate) is_output: bool,
 }
 
+/// Dispatches that find the largest logits.
+pub(crate) const ARGMAX_DISPATCHES: usize = 2;
+
 /// The lowered plan.
 pub(crate) struct Program {
-    /// The last one finds the largest logits.
+    /// The last [`ARGMAX_DISPATCHES`] find the largest logits.
     pub(crate) dispatches: Vec<Dispatch>,
     pub(crate) values: Vec<ValueBuffer>,
     /// The buffer of each value of the plan; none for those that only exist inside of a stage.

@@ -74,7 +74,7 @@ impl WgpuModel {
         let Some(profile) = &self.profile else { return Vec::new() };
         let mut stages: Vec<StageProfile> = Vec::new();
         let mut last = None;
-        // Shorter by the last dispatch, which is not profiled.
+        // Shorter by the last dispatches, which are not profiled.
         for (dispatch, seconds) in self.program.dispatches.iter().zip(&profile.seconds) {
             let name = self.stage_name(dispatch.op, dispatch.kernel.name());
             match stages.last_mut() {
