@@ -46,15 +46,19 @@ fn main(
     let chunks = row_chunks();
     //@ for r ROWS
     let row{r} = (matrix + min(first + {r}u, expert_rows - 1u)) * chunks;
+    var w{r} = chunk(row{r} + min(thread, chunks - 1u));
     var sum{r} = 0.0;
     //@ end
     for (var i = thread; i < chunks; i += THREADS) {
+        // The next chunks are read while those here are multiplied.
+        let next = min(i + THREADS, chunks - 1u);
         //@ for r ROWS
-        let w{r} = chunk(row{r} + i);
+        let next_w{r} = chunk(row{r} + next);
         //@ end
         let x = columns(at, i);
         //@ for r ROWS
         sum{r} += dot_chunk(w{r}, x);
+        w{r} = next_w{r};
         //@ end
     }
     //@ for r ROWS

@@ -2,6 +2,27 @@
 // The sum of a product has the same order whatever is beside it: each thread adds its chunks, every
 // 64th, then the threads are added.
 
+// The columns of an input row that the threads multiply at once, which each thread would read from
+// places far from its neighbours'. One vector behind each chunk keeps them in different banks.
+//@ for s STAGED
+var<workgroup> staged: array<vec4<f32>, THREADS * (QUADS + 1u)>;
+
+fn staged_columns(thread: u32) -> Columns {
+    let at = thread * (QUADS + 1u);
+    var sum = vec4<f32>();
+    //@ for j QUADS
+    let x{j} = staged[at + {j}u];
+    sum += x{j};
+    //@ end
+    let quads = array<vec4<f32>, QUADS>(
+        //@ for j QUADS
+        x{j},
+        //@ end
+    );
+    return Columns(quads, sum4(sum));
+}
+//@ end
+
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
@@ -16,26 +37,51 @@ fn main(
         return;
     }
     let chunks = row_chunks();
-    //@ for n TOKENS
-    let at{n} = batch[list + 2u * (id.z * TOKENS + min({n}u, count - 1u))] * param(INPUT_WIDTH);
-    //@ end
     //@ for r ROWS
     let row{r} = weight_row(min(first + {r}u, rows - 1u)) * chunks;
+    var w{r} = chunk(row{r} + min(thread, chunks - 1u));
     //@ for n TOKENS
     var sum{r}_{n} = 0.0;
     //@ end
     //@ end
-    for (var i = thread; i < chunks; i += THREADS) {
+    //@ for n TOKENS
+    let at{n} = batch[list + 2u * (id.z * TOKENS + min({n}u, count - 1u))] * param(INPUT_WIDTH);
+    //@ end
+    for (var start = 0u; start < chunks; start += THREADS) {
+        // The next chunks are read while those here are multiplied.
+        let i = start + thread;
+        let next = min(i + THREADS, chunks - 1u);
         //@ for r ROWS
-        let w{r} = chunk(row{r} + i);
+        let next_w{r} = chunk(row{r} + next);
         //@ end
-        //@ for n TOKENS
-        let x{n} = columns(at{n}, i);
+        //@ for s STAGED
+        workgroupBarrier();
+        //@ for j QUADS
+        let q{j} = thread + {j}u * THREADS;
+        let staged{j} = input4(at0, min(start * QUADS + q{j}, chunks * QUADS - 1u));
         //@ end
+        //@ for j QUADS
+        staged[q{j} + q{j} / QUADS] = staged{j};
+        //@ end
+        workgroupBarrier();
+        //@ end
+        if i < chunks {
+            //@ for s STAGED
+            let x0 = staged_columns(thread);
+            //@ end
+            //@ for s DIRECT
+            //@ for n TOKENS
+            let x{n} = columns(at{n}, i);
+            //@ end
+            //@ end
+            //@ for r ROWS
+            //@ for n TOKENS
+            sum{r}_{n} += dot_chunk(w{r}, x{n});
+            //@ end
+            //@ end
+        }
         //@ for r ROWS
-        //@ for n TOKENS
-        sum{r}_{n} += dot_chunk(w{r}, x{n});
-        //@ end
+        w{r} = next_w{r};
         //@ end
     }
     //@ for r ROWS

@@ -103,6 +103,9 @@ impl Kernel {
                     ("ROWS", GEMV_ROWS),
                     ("TOKENS", tokens),
                     ("SUMS", GEMV_ROWS * tokens),
+                    // Shared memory holds the columns of one row.
+                    ("STAGED", usize::from(tokens == 1)),
+                    ("DIRECT", usize::from(tokens != 1)),
                 ];
                 text(&[&matmul(m), sums, include_str!("../shaders/gemv.wgsl")], &constants)
             }
