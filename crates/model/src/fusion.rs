@@ -1,5 +1,5 @@
 //! Which operations of a plan a backend may run together, as far as the plan alone decides: no
-//! other operation reads what lies between them.
+//! other operation reads their intermediate results.
 
 use crate::{Act, Op, Plan, Value, WeightId};
 

@@ -20,7 +20,7 @@ pub(crate) struct Buffers {
     parts: wgpu::Buffer,
     pub(crate) tokens: wgpu::Buffer,
     none: wgpu::Buffer,
-    unwritten: wgpu::Buffer,
+    no_result: wgpu::Buffer,
 }
 
 impl Buffers {
@@ -50,7 +50,7 @@ impl Buffers {
             parts: buffer("largest logits", 2 * ARGMAX_PARTS * limits.outputs)?,
             tokens: buffer("tokens", limits.outputs)?,
             none: buffer("none", 0)?,
-            unwritten: buffer("none", 0)?,
+            no_result: buffer("none", 0)?,
         })
     }
 
@@ -58,7 +58,7 @@ impl Buffers {
     pub(crate) fn get(&self, id: &BufferId) -> &wgpu::Buffer {
         match *id {
             BufferId::None => &self.none,
-            BufferId::Unwritten => &self.unwritten,
+            BufferId::NoResult => &self.no_result,
             BufferId::Value(i) => &self.values[i],
             BufferId::Kv(slot) => &self.kv[slot].buffer,
             BufferId::State(i) => &self.states[i],

@@ -17,7 +17,7 @@ const MAX_GROUPS: usize = 32_768;
 pub(crate) struct Ready {
     operands: wgpu::BindGroup,
     run: Run,
-    /// For a list of at most so many rows.
+    /// For a list of at most that number of rows.
     short: Option<(usize, Run)>,
     /// The first operation of its stage.
     pub(crate) op: usize,

@@ -82,92 +82,100 @@ fn unroll<'a>(
 const FUNCTIONS: &str = include_str!("../shaders/functions.wgsl");
 const ARGMAX_REDUCE: &str = include_str!("../shaders/argmax_reduce.wgsl");
 const ATTENTION_ROWS: &str = include_str!("../shaders/attention_rows.wgsl");
+const SUMS: &str = include_str!("../shaders/sums.wgsl");
 const ROW_SUM: &str = include_str!("../shaders/row_sum.wgsl");
+
+/// The text of a kernel, with what all of them have.
+fn text(parts: &[&str], constants: &[(&str, usize)]) -> String {
+    let parts = [include_str!("../shaders/batch.wgsl"), &parts.concat()].concat();
+    unrolled(&parts, constants)
+}
+
+fn gemv(m: Matmul, tokens: usize) -> String {
+    let constants = [
+        ("QUADS", m.layout.chunk_quads()),
+        ("ROWS", GEMV_ROWS),
+        ("TOKENS", tokens),
+        ("SUMS", GEMV_ROWS * tokens),
+        // Shared memory holds the columns of one row.
+        ("STAGED", usize::from(tokens == 1)),
+        ("DIRECT", usize::from(tokens != 1)),
+    ];
+    text(&[&matmul(m), SUMS, include_str!("../shaders/gemv.wgsl")], &constants)
+}
+
+fn gemm(m: Matmul, tile: usize) -> String {
+    let constants = [("QUADS", m.layout.chunk_quads()), ("HALVES", tile / 64)];
+    text(&[&matmul(m), include_str!("../shaders/gemm.wgsl")], &constants)
+}
+
+fn experts(layout: Layout, inputs: Inputs) -> String {
+    let constants = [("QUADS", layout.chunk_quads()), ("ROWS", GEMV_ROWS), ("SUMS", GEMV_ROWS)];
+    let operands = operands(layout, inputs);
+    text(&[&operands, SUMS, include_str!("../shaders/experts.wgsl")], &constants)
+}
+
+fn store(dtype: KvDtype) -> String {
+    let own = match dtype {
+        KvDtype::F32 => include_str!("../shaders/store_f32.wgsl"),
+        KvDtype::F16 => include_str!("../shaders/store_f16.wgsl"),
+        KvDtype::Q8 => include_str!("../shaders/store_q8.wgsl"),
+    };
+    let unit = dtype.unit().to_string();
+    let store = include_str!("../shaders/kv_store.wgsl").replace("{unit}", &unit);
+    text(&[ROW_SUM, &store, own], &[])
+}
+
+fn attention(tokens: KvDtype, blocks: KvDtype) -> String {
+    let cache = |dtype: KvDtype, name: &str| {
+        let source = match dtype {
+            KvDtype::F32 => include_str!("../shaders/kv_f32.wgsl"),
+            KvDtype::F16 => include_str!("../shaders/kv_f16.wgsl"),
+            KvDtype::Q8 => include_str!("../shaders/kv_q8.wgsl"),
+        };
+        source.replace("{kv}", name)
+    };
+    let caches = [cache(tokens, "kv"), cache(blocks, "blocks")].concat();
+    let own = include_str!("../shaders/attention.wgsl");
+    text(&[FUNCTIONS, ATTENTION_ROWS, &caches, own], &[])
+}
 
 impl Kernel {
     /// The text of the shader.
     pub(crate) fn source(self) -> String {
-        let text = |parts: &[&str], constants: &[(&str, usize)]| -> String {
-            let parts = [include_str!("../shaders/batch.wgsl"), &parts.concat()].concat();
-            unrolled(&parts, constants)
-        };
-        let sums = include_str!("../shaders/sums.wgsl");
+        let plain = |parts: &[&str]| text(parts, &[]);
         match self {
             Kernel::Embed(layout) => {
                 let constants = [("QUADS", layout.chunk_quads())];
                 text(&[&weights(layout), include_str!("../shaders/embed.wgsl")], &constants)
             }
-            Kernel::Gemv(m, tokens) => {
-                let constants = [
-                    ("QUADS", m.layout.chunk_quads()),
-                    ("ROWS", GEMV_ROWS),
-                    ("TOKENS", tokens),
-                    ("SUMS", GEMV_ROWS * tokens),
-                    // Shared memory holds the columns of one row.
-                    ("STAGED", usize::from(tokens == 1)),
-                    ("DIRECT", usize::from(tokens != 1)),
-                ];
-                text(&[&matmul(m), sums, include_str!("../shaders/gemv.wgsl")], &constants)
-            }
-            Kernel::Gemm(m, tile) => {
-                let constants = [("QUADS", m.layout.chunk_quads()), ("HALVES", tile / 64)];
-                text(&[&matmul(m), include_str!("../shaders/gemm.wgsl")], &constants)
-            }
-            Kernel::Experts(layout, inputs) => {
-                let constants =
-                    [("QUADS", layout.chunk_quads()), ("ROWS", GEMV_ROWS), ("SUMS", GEMV_ROWS)];
-                let operands = operands(layout, inputs);
-                text(&[&operands, sums, include_str!("../shaders/experts.wgsl")], &constants)
-            }
-            Kernel::Norm => text(&[ROW_SUM, include_str!("../shaders/norm.wgsl")], &[]),
-            Kernel::Rope => text(&[include_str!("../shaders/rope.wgsl")], &[]),
-            Kernel::Elementwise => {
-                text(&[FUNCTIONS, include_str!("../shaders/elementwise.wgsl")], &[])
-            }
-            Kernel::HyperWeights => text(&[FUNCTIONS, include_str!("../shaders/hyper.wgsl")], &[]),
-            Kernel::Route => text(&[FUNCTIONS, include_str!("../shaders/route.wgsl")], &[]),
-            Kernel::Pool => text(&[include_str!("../shaders/pool.wgsl")], &[]),
-            Kernel::Store(dtype) => {
-                let own = match dtype {
-                    KvDtype::F32 => include_str!("../shaders/store_f32.wgsl"),
-                    KvDtype::F16 => include_str!("../shaders/store_f16.wgsl"),
-                    KvDtype::Q8 => include_str!("../shaders/store_q8.wgsl"),
-                };
-                let unit = dtype.unit().to_string();
-                let store = include_str!("../shaders/kv_store.wgsl").replace("{unit}", &unit);
-                text(&[ROW_SUM, &store, own], &[])
-            }
-            Kernel::Attention(tokens, blocks) => {
-                let cache = |dtype: KvDtype, name: &str| {
-                    let source = match dtype {
-                        KvDtype::F32 => include_str!("../shaders/kv_f32.wgsl"),
-                        KvDtype::F16 => include_str!("../shaders/kv_f16.wgsl"),
-                        KvDtype::Q8 => include_str!("../shaders/kv_q8.wgsl"),
-                    };
-                    source.replace("{kv}", name)
-                };
-                let caches = [cache(tokens, "kv"), cache(blocks, "blocks")].concat();
-                let own = include_str!("../shaders/attention.wgsl");
-                text(&[FUNCTIONS, ATTENTION_ROWS, &caches, own], &[])
-            }
+            Kernel::Gemv(m, tokens) => gemv(m, tokens),
+            Kernel::Gemm(m, tile) => gemm(m, tile),
+            Kernel::Experts(layout, inputs) => experts(layout, inputs),
+            Kernel::Norm => plain(&[ROW_SUM, include_str!("../shaders/norm.wgsl")]),
+            Kernel::Rope => plain(&[include_str!("../shaders/rope.wgsl")]),
+            Kernel::Elementwise => plain(&[FUNCTIONS, include_str!("../shaders/elementwise.wgsl")]),
+            Kernel::HyperWeights => plain(&[FUNCTIONS, include_str!("../shaders/hyper.wgsl")]),
+            Kernel::Route => plain(&[FUNCTIONS, include_str!("../shaders/route.wgsl")]),
+            Kernel::Pool => plain(&[include_str!("../shaders/pool.wgsl")]),
+            Kernel::Store(dtype) => store(dtype),
+            Kernel::Attention(tokens, blocks) => attention(tokens, blocks),
             Kernel::AttentionF16 => {
                 let own = include_str!("../shaders/attention_f16.wgsl");
-                text(&[FUNCTIONS, ATTENTION_ROWS, own], &[])
+                plain(&[FUNCTIONS, ATTENTION_ROWS, own])
             }
             Kernel::CombineSplits => {
-                text(&[ATTENTION_ROWS, include_str!("../shaders/combine_splits.wgsl")], &[])
+                plain(&[ATTENTION_ROWS, include_str!("../shaders/combine_splits.wgsl")])
             }
-            Kernel::Conv => text(&[include_str!("../shaders/conv.wgsl")], &[]),
-            Kernel::Scan => text(&[FUNCTIONS, include_str!("../shaders/scan.wgsl")], &[]),
-            Kernel::DeltaRule => {
-                text(&[FUNCTIONS, include_str!("../shaders/delta_rule.wgsl")], &[])
-            }
-            Kernel::Compress => text(&[include_str!("../shaders/compress.wgsl")], &[]),
-            Kernel::Select => text(&[include_str!("../shaders/select.wgsl")], &[]),
+            Kernel::Conv => plain(&[include_str!("../shaders/conv.wgsl")]),
+            Kernel::Scan => plain(&[FUNCTIONS, include_str!("../shaders/scan.wgsl")]),
+            Kernel::DeltaRule => plain(&[FUNCTIONS, include_str!("../shaders/delta_rule.wgsl")]),
+            Kernel::Compress => plain(&[include_str!("../shaders/compress.wgsl")]),
+            Kernel::Select => plain(&[include_str!("../shaders/select.wgsl")]),
             Kernel::ArgmaxPart => {
-                text(&[ARGMAX_REDUCE, include_str!("../shaders/argmax_part.wgsl")], &[])
+                plain(&[ARGMAX_REDUCE, include_str!("../shaders/argmax_part.wgsl")])
             }
-            Kernel::Argmax => text(&[ARGMAX_REDUCE, include_str!("../shaders/argmax.wgsl")], &[]),
+            Kernel::Argmax => plain(&[ARGMAX_REDUCE, include_str!("../shaders/argmax.wgsl")]),
         }
     }
 

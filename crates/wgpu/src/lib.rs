@@ -15,6 +15,7 @@ mod lower;
 mod model;
 mod observe;
 mod program;
+mod timestamps;
 mod weights;
 
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use gpu::Gpu;
 
 /// Bytes of the buffer that the bandwidth is measured with: more than a GPU's caches hold.
 const LARGE_BYTES: u64 = 512 << 20;
-/// The same of software.
+/// Of software.
 const SMALL_BYTES: u64 = 64 << 20;
 /// Copies of it.
 const BANDWIDTH_COPIES: u64 = 8;

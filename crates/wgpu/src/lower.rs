@@ -12,7 +12,7 @@ use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
 pub(crate) use attention::all_split_elements;
 pub(crate) use matmul::GEMV_ROWS;
-pub(crate) use stages::{Stage, stages};
+pub(crate) use stages::{Stage, stacks, stages};
 
 use crate::program::{BufferId, Depth, Dispatch, Grid, Kernel, KvDtype, Program, ValueBuffer};
 use crate::weights::Matrix;

@@ -18,11 +18,11 @@ use crate::buffers::{self, Buffers};
 use crate::dispatch::{self, Ready};
 use crate::gpu::Gpu;
 use crate::kv;
-use crate::lower::{Stage, all_split_elements, lower, stages};
+use crate::lower::{Stage, all_split_elements, lower, stacks, stages};
 use crate::observe::Observed;
 use crate::program::{ARGMAX_DISPATCHES, BufferId, Depth, Program};
+use crate::timestamps::Timestamps;
 use crate::weights;
-use profile::Profile;
 
 /// A plan on a GPU.
 pub(crate) struct WgpuModel {
@@ -46,7 +46,7 @@ pub(crate) struct WgpuModel {
     tokens: Vec<Option<u32>>,
     next: Batch,
     trace: Option<Vec<Interval>>,
-    profile: Option<Profile>,
+    profile: Option<Timestamps>,
 }
 
 /// The bytes that a model will hold.
@@ -78,7 +78,7 @@ pub(crate) fn memory(
     let rows = |is_output| if is_output { limits.outputs } else { limits.tokens };
     let values = values.iter().map(|v| 4 * (v.width * rows(v.is_output)) as u64);
     Memory {
-        weight_bytes: weights::bytes(plan, &stages, most_bytes),
+        weight_bytes: weights::bytes(plan, &stacks(plan, &stages), most_bytes),
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
         scratch_bytes: values.sum::<u64>() + 2 * logits + scores + splits + angles as u64,
@@ -97,7 +97,7 @@ impl WgpuModel {
         let dtypes = kv::dtypes(&plan, kv_type);
         let most_bytes = gpu.limits.max_storage_buffer_binding_size;
         let stages = stages(&plan, most_bytes, fuse);
-        let matrices = weights::matrices(&plan, &stages, most_bytes);
+        let matrices = weights::matrices(&plan, &stacks(&plan, &stages), most_bytes);
         let program = lower(&plan, &stages, limits, &matrices, &dtypes)?;
         let buffers = Buffers::new(gpu, &plan, &program, limits, &dtypes)?;
         let loaded = weights::load(gpu, &plan, file, &matrices, progress)?;
@@ -395,7 +395,7 @@ impl Model for WgpuModel {
     }
 
     fn set_profiling(&mut self, on: bool) {
-        self.profile = if on { Profile::new(&self.gpu, self.forward_len()) } else { None };
+        self.profile = if on { Timestamps::new(&self.gpu, self.forward_len()) } else { None };
     }
 
     fn set_tracing(&mut self, on: bool) -> Result<()> {

@@ -142,7 +142,7 @@ pub(crate) enum BufferId {
     /// Nothing: for an operand that the dispatch does not have.
     None,
     /// Nothing: for a result that it does not have.
-    Unwritten,
+    NoResult,
     /// One of [`Program::values`].
     Value(usize),
     /// A part of a matrix, in its layout.

@@ -8,7 +8,6 @@ use bodkin_model::{Op, Plan, Weight, WeightId};
 
 use crate::gpu::Gpu;
 use crate::layout::{GROUP_COLS, Layout, Packing, Sections};
-use crate::lower::Stage;
 
 /// Consecutive rows of a matrix, in a buffer of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,7 +91,11 @@ pub(crate) struct WeightBuffers {
 
 /// How each weight of the plan is stored as a matrix; none for those that are only vectors, and
 /// those that are stacked below another.
-pub(crate) fn matrices(plan: &Plan, stages: &[Stage], most_bytes: u64) -> Vec<Option<Matrix>> {
+pub(crate) fn matrices(
+    plan: &Plan,
+    stacks: &[Vec<WeightId>],
+    most_bytes: u64,
+) -> Vec<Option<Matrix>> {
     let mut matrices = vec![None; plan.weights.len()];
     for op in &plan.ops {
         let (weight, experts) = match *op {
@@ -104,10 +107,10 @@ pub(crate) fn matrices(plan: &Plan, stages: &[Stage], most_bytes: u64) -> Vec<Op
         };
         matrices[weight.0] = Some(Matrix::new(plan, weight, experts, most_bytes));
     }
-    for weights in stages.iter().map(|stage| stage.stacked(plan)).filter(|w| !w.is_empty()) {
+    for weights in stacks {
         weights.iter().for_each(|id| matrices[id.0] = None);
         let first = weights[0].0;
-        matrices[first] = Some(Matrix::stacked(plan, weights));
+        matrices[first] = Some(Matrix::stacked(plan, weights.clone()));
     }
     matrices
 }
@@ -210,8 +213,8 @@ pub(crate) fn upload<T: bytemuck::NoUninit>(
 }
 
 /// The bytes of all weights as they are stored.
-pub(crate) fn bytes(plan: &Plan, stages: &[Stage], most_bytes: u64) -> u64 {
-    let matrices = matrices(plan, stages, most_bytes);
+pub(crate) fn bytes(plan: &Plan, stacks: &[Vec<WeightId>], most_bytes: u64) -> u64 {
+    let matrices = matrices(plan, stacks, most_bytes);
     let packed: u64 = matrices.iter().flatten().map(Matrix::bytes).sum();
     let vectors = vectors(plan);
     let read = plan.weights.iter().zip(vectors).filter(|(_, is_vector)| *is_vector);

@@ -3,14 +3,9 @@
 use bodkin_backend::{Limits, PAGE_TOKENS, Result};
 use bodkin_model::{Attention, Entries, Op, Plan, Rope, RopeStyle, SlotId, Value, WeightId};
 
-use super::stages::Stage;
-use super::{Lowering, THREADS, at_most};
+use super::stages::{MAX_HEAD_DIM, Stage};
+use super::{Lowering, at_most};
 use crate::program::{BufferId, Depth, Kernel, KvDtype, List};
-
-/// The widest head of keys that the kernels take.
-pub(super) const MAX_KEY_DIM: usize = 1024;
-/// The widest head of values.
-pub(super) const MAX_VALUE_DIM: usize = 16 * THREADS;
 
 /// The widest head of the kernel for halves.
 const MAX_F16_DIM: usize = 256;
@@ -50,8 +45,8 @@ impl Lowering<'_> {
     pub(super) fn attention(&mut self) -> Result<()> {
         match self.plan.ops[self.op] {
             Op::Attention { q, kv, ref attention, slot } => {
-                at_most("key heads of width", attention.key_dim, MAX_KEY_DIM)?;
-                at_most("value heads of width", attention.value_dim, MAX_VALUE_DIM)?;
+                at_most("key heads of width", attention.key_dim, MAX_HEAD_DIM)?;
+                at_most("value heads of width", attention.value_dim, MAX_HEAD_DIM)?;
                 if let Some([k, v]) = kv {
                     self.store(&Stored { k, v: Some(v), slot, rotation: None })?;
                 }
@@ -125,8 +120,8 @@ impl Lowering<'_> {
     fn store(&mut self, stored: &Stored) -> Result<()> {
         let &Stored { k, v, slot, rotation } = stored;
         let (kv, dtype) = (self.plan.slots[slot.0], self.kv_dtypes[slot.0]);
-        at_most("keys of width", kv.key_dim, MAX_KEY_DIM)?;
-        at_most("values of width", kv.value_dim, MAX_VALUE_DIM)?;
+        at_most("keys of width", kv.key_dim, MAX_HEAD_DIM)?;
+        at_most("values of width", kv.value_dim, MAX_HEAD_DIM)?;
         let value_dim = v.map_or(0, |_| kv.value_dim);
         let heads = rotation.map_or(0, |rotation| rotation.heads);
         let numbers = [
@@ -143,7 +138,7 @@ impl Lowering<'_> {
         ];
         let mut params = numbers.map(|x| x as u32).to_vec();
         let [mut q, mut angles, mut norms] = [const { BufferId::None }; 3];
-        let mut to_q = BufferId::Unwritten;
+        let mut to_q = BufferId::NoResult;
         match rotation {
             Some(Rotation { from_q, to_q: to, rope, norms: weights, .. }) => {
                 (q, to_q) = (self.value(from_q), self.value(to));

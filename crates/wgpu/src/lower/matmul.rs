@@ -19,6 +19,9 @@ const LARGE_TILE: usize = 128;
 /// Large tiles that keep a GPU busy; where there are fewer, small ones run.
 const ENOUGH_TILES: usize = 128;
 
+/// The kernel for a list of rows, and the one for lists up to a length.
+type Kernels = (Kernel, Grid, (usize, Kernel, Grid));
+
 /// A matmul, or several as one.
 struct Fused {
     input: Value,
@@ -99,8 +102,7 @@ impl Lowering<'_> {
         let addend = fused.addend.map_or(BufferId::None, |value| self.value(value));
         let flags = [fused.bias != BufferId::None, fused.addend.is_some()].map(u32::from);
         let width = |i: usize| fused.outs.get(i).map_or(0, |&out| self.plan.width(out) as u32);
-        let kernels: [fn(Matmul, usize, List) -> (Kernel, Grid, (usize, Kernel, Grid)); 2] =
-            [gemv, gemm];
+        let kernels: [fn(Matmul, usize, List) -> Kernels; 2] = [gemv, gemm];
         let lists = || fused.lists.into_iter().zip(kernels);
         for (part, (list, of)) in (0..matrix.parts.len()).flat_map(|p| lists().map(move |l| (p, l)))
         {
@@ -110,7 +112,7 @@ impl Lowering<'_> {
             buffers.extend(fused.outs.iter().map(|&out| self.value(out)));
             // A third result that is not there is never written.
             if fused.epilogue == Epilogue::Three {
-                buffers.resize(7, BufferId::Unwritten);
+                buffers.resize(7, BufferId::NoResult);
             }
             let own = [input_width as u32, list as u32];
             let widths = [0, 1, 2].map(width);
@@ -155,7 +157,7 @@ fn inputs(matrix: &Matrix, width: usize) -> Inputs {
 }
 
 /// The matmul of a list of rows of generated text: one row has a kernel of its own.
-fn gemv(matmul: Matmul, rows: usize, list: List) -> (Kernel, Grid, (usize, Kernel, Grid)) {
+fn gemv(matmul: Matmul, rows: usize, list: List) -> Kernels {
     let of = |tokens: usize| {
         let (groups, depth) = (rows.div_ceil(GEMV_ROWS), Depth::List(list, tokens));
         (Kernel::Gemv(matmul, tokens), Grid { groups, depth })
@@ -166,7 +168,7 @@ fn gemv(matmul: Matmul, rows: usize, list: List) -> (Kernel, Grid, (usize, Kerne
 }
 
 /// The matmul of a list of rows of prompts.
-fn gemm(matmul: Matmul, rows: usize, list: List) -> (Kernel, Grid, (usize, Kernel, Grid)) {
+fn gemm(matmul: Matmul, rows: usize, list: List) -> Kernels {
     let of = |tile: usize| {
         let (groups, depth) = (rows.div_ceil(tile), Depth::List(list, tile));
         (Kernel::Gemm(matmul, tile), Grid { groups, depth })

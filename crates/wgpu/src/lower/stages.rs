@@ -5,9 +5,10 @@ use std::ops::Range;
 use bodkin_model::fusion::{self, Readers};
 use bodkin_model::{Act, Entries, Op, Plan, Value, WeightId};
 
-use super::attention::{MAX_KEY_DIM, MAX_VALUE_DIM};
 use crate::layout::Packing;
 
+/// The widest head that the kernels of attention take.
+pub(super) const MAX_HEAD_DIM: usize = 1024;
 /// The most matmuls of one input that run as one.
 const MAX_SIBLINGS: usize = 3;
 
@@ -70,6 +71,12 @@ pub(crate) fn stages(plan: &Plan, most_bytes: u64, fuse: bool) -> Vec<Stage> {
         first += len;
     }
     stages
+}
+
+/// The weights of each stage that are stacked.
+pub(crate) fn stacks(plan: &Plan, stages: &[Stage]) -> Vec<Vec<WeightId>> {
+    let stacks = stages.iter().map(|stage| stage.stacked(plan));
+    stacks.filter(|weights| !weights.is_empty()).collect()
 }
 
 struct Fusing<'a> {
@@ -177,7 +184,6 @@ impl Fusing<'_> {
             && is_read(i + 1)
             && rope == other
             && (*head_dim, *k_dim) == (attention.key_dim, attention.key_dim)
-            && attention.key_dim <= MAX_KEY_DIM
-            && attention.value_dim <= MAX_VALUE_DIM
+            && attention.key_dim.max(attention.value_dim) <= MAX_HEAD_DIM
     }
 }

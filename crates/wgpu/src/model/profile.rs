@@ -1,56 +1,10 @@
-//! The time of each stage, which the device writes down between dispatches.
+//! The time and work of each stage.
 
 use bodkin_backend::{Batch, ExpertPart, Result, StageProfile};
 use bodkin_model::{Op, Rows, Value};
 
 use super::WgpuModel;
-use crate::gpu::Gpu;
-
-/// Where the device writes times, and the times of all steps since profiling began.
-pub(super) struct Profile {
-    /// One before the first dispatch, and one behind each.
-    queries: wgpu::QuerySet,
-    resolved: wgpu::Buffer,
-    /// Of each dispatch.
-    seconds: Vec<f64>,
-    steps: u64,
-    tokens: u64,
-    outputs: u64,
-}
-
-impl Profile {
-    /// None if the device measures no times, or not as many.
-    pub(super) fn new(gpu: &Gpu, dispatches: usize) -> Option<Profile> {
-        let count = u32::try_from(dispatches + 1).ok()?;
-        if !gpu.has_timestamps || count > wgpu::QUERY_SET_MAX_QUERIES {
-            return None;
-        }
-        let queries = gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
-            label: Some("profile"),
-            ty: wgpu::QueryType::Timestamp,
-            count,
-        });
-        let resolved = gpu.device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("profile"),
-            size: 8 * u64::from(count),
-            usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-            mapped_at_creation: false,
-        });
-        let seconds = vec![0.0; dispatches];
-        Some(Profile { queries, resolved, seconds, steps: 0, tokens: 0, outputs: 0 })
-    }
-
-    /// Notes the time behind `dispatches` of them.
-    pub(super) fn mark(&self, pass: &mut wgpu::ComputePass<'_>, dispatches: usize) {
-        pass.write_timestamp(&self.queries, dispatches as u32);
-    }
-
-    /// Puts the times where they can be read.
-    pub(super) fn resolve(&self, encoder: &mut wgpu::CommandEncoder) {
-        let all = 0..self.seconds.len() as u32 + 1;
-        encoder.resolve_query_set(&self.queries, all, &self.resolved, 0);
-    }
-}
+use crate::timestamps::Timestamps;
 
 impl WgpuModel {
     /// Adds the times of a step that is over.
@@ -116,7 +70,7 @@ impl WgpuModel {
 
     /// Bytes of weights that the matmuls of a stage read at least, their multiplications and
     /// additions, and their part in a layer with experts.
-    fn work(&self, first: usize, profile: &Profile) -> (u64, u64, ExpertPart) {
+    fn work(&self, first: usize, profile: &Timestamps) -> (u64, u64, ExpertPart) {
         let (mut bytes, mut operations) = (0, 0);
         for (op, i) in self.ops_from(first).iter().zip(first..) {
             let (weight, experts, used) = match *op {
