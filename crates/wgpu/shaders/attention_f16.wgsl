@@ -41,7 +41,7 @@ fn main(
     let i = linear_id(id, groups);
     let head = i / splits;
     let split = i % splits;
-    let row = batch[batch[LISTS + 2u * param(LIST)] + 2u * id.z];
+    let row = batch[batch[LISTS + 4u * param(LIST)] + 2u * id.z];
     let span = row_span(row);
     let range = seen(row);
     let len = split_len(range.y - range.x);

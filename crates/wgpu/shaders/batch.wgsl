@@ -20,7 +20,7 @@ fn linear_id(id: vec3<u32>, groups: vec3<u32>) -> u32 {
 const ROWS_AT: u32 = 3u;
 const SPANS_AT: u32 = 4u;
 const SPAN_WORDS: u32 = 5u;
-// Pairs of words for each list of rows: where it begins, and its length.
+// For each list of rows: where it begins, its length, and its first input and output row.
 const LISTS: u32 = 8u;
 
 // Of a row: its token, its position and its span.

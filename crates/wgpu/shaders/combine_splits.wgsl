@@ -21,7 +21,7 @@ fn main(
     if head >= heads {
         return;
     }
-    let row = batch[batch[LISTS + 2u * param(LIST)] + 2u * id.z];
+    let row = batch[batch[LISTS + 4u * param(LIST)] + 2u * id.z];
     let range = seen(row);
     let count = range.y - range.x;
     let len = split_len(count);

@@ -1,5 +1,5 @@
 // What a matmul does with its sums. Rows of the weight are counted in pairs: `weight_row` of what
-// follows says which row of the weight a row of the tile is, and `finish` takes the sums of two.
+// follows says which row of the weight a row of the tile is, `finish_of` reads what two sums need, and `finish` stores their results.
 
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
 // Added to the result, in rows of its width.
@@ -16,11 +16,28 @@ const OUTPUT_WIDTH: u32 = 16u;
 // The activation function and its parameters.
 const ACT: u32 = 19u;
 
-// The result of a sum, but for the addend.
-fn with_bias(row: u32, sum: f32) -> f32 {
-    let y = sum * factor(row);
+// What two sums are finished with: it can be read before they are known.
+struct Finish {
+    factors: vec2<f32>,
+    biases: vec2<f32>,
+    addends: vec2<f32>,
+}
+
+// The factors and biases of two rows of the weight.
+fn with_biases(first: u32, second: u32) -> Finish {
+    var end = Finish(vec2(factor(first), factor(second)), vec2<f32>(), vec2<f32>());
     if param(HAS_BIAS) != 0u {
-        return y + bias[param(FIRST_ROW) + row];
+        let at = param(FIRST_ROW);
+        end.biases = vec2(bias[at + first], bias[at + second]);
+    }
+    return end;
+}
+
+// The results of two sums, but for the addends.
+fn finished(sums: vec2<f32>, end: Finish) -> vec2<f32> {
+    let y = sums * end.factors;
+    if param(HAS_BIAS) != 0u {
+        return y + end.biases;
     }
     return y;
 }

@@ -7,8 +7,11 @@ fn weight_row(i: u32) -> u32 {
     return i;
 }
 
-fn store(row: u32, out_row: u32, sum: f32) {
-    let y = with_bias(row, sum);
+fn finish_of(i: u32, out_row: u32) -> Finish {
+    return with_biases(i, min(i + 1u, param(PART_ROWS) - 1u));
+}
+
+fn store(row: u32, out_row: u32, y: f32) {
     let widths = vec3(param(OUTPUT_WIDTH), param(OUTPUT_WIDTH + 1u), param(OUTPUT_WIDTH + 2u));
     if row < widths.x {
         output[out_row * widths.x + row] = y;
@@ -19,9 +22,10 @@ fn store(row: u32, out_row: u32, sum: f32) {
     }
 }
 
-fn finish(i: u32, out_row: u32, sums: vec2<f32>) {
-    store(i, out_row, sums.x);
+fn finish(i: u32, out_row: u32, sums: vec2<f32>, end: Finish) {
+    let y = finished(sums, end);
+    store(i, out_row, y.x);
     if i + 1u < param(PART_ROWS) {
-        store(i + 1u, out_row, sums.y);
+        store(i + 1u, out_row, y.y);
     }
 }

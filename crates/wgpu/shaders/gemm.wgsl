@@ -34,8 +34,8 @@ fn main(
 ) {
     let first = linear_id(id, groups) * TILE;
     let rows = param(PART_ROWS);
-    let list = batch[LISTS + 2u * param(LIST)];
-    let count = batch[LISTS + 2u * param(LIST) + 1u];
+    let list = batch[LISTS + 4u * param(LIST)];
+    let count = batch[LISTS + 4u * param(LIST) + 1u];
     let first_x = id.z * TILE;
     if first >= rows {
         return;
@@ -95,10 +95,11 @@ fn main(
         //@ for h HALVES
         let row{h} = first + 64u * {h}u + 4u * m;
         if row{h} < rows {
-            finish(row{h}, out_row, sum{h}_{t}_{i}.xy);
+            finish(row{h}, out_row, sum{h}_{t}_{i}.xy, finish_of(row{h}, out_row));
         }
         if row{h} + 2u < rows {
-            finish(row{h} + 2u, out_row, sum{h}_{t}_{i}.zw);
+            let next{h} = row{h} + 2u;
+            finish(next{h}, out_row, sum{h}_{t}_{i}.zw, finish_of(next{h}, out_row));
         }
         //@ end
     }

@@ -31,8 +31,6 @@ fn main(
 ) {
     let first = linear_id(id, groups) * ROWS;
     let rows = param(PART_ROWS);
-    let list = batch[LISTS + 2u * param(LIST)];
-    let count = min(batch[LISTS + 2u * param(LIST) + 1u] - id.z * TOKENS, TOKENS);
     if first >= rows {
         return;
     }
@@ -44,9 +42,34 @@ fn main(
     var sum{r}_{n} = 0.0;
     //@ end
     //@ end
-    //@ for n TOKENS
-    let at{n} = batch[list + 2u * (id.z * TOKENS + min({n}u, count - 1u))] * param(INPUT_WIDTH);
+    let list_at = LISTS + 4u * param(LIST);
+    // The first row of a list is in the header.
+    //@ for s STAGED
+    let count = 1u;
+    let at0 = batch[list_at + 2u] * param(INPUT_WIDTH);
     //@ end
+    //@ for s DIRECT
+    let list = batch[list_at] + 2u * id.z * TOKENS;
+    let count = min(batch[list_at + 1u] - id.z * TOKENS, TOKENS);
+    //@ for n TOKENS
+    let at{n} = batch[list + 2u * min({n}u, count - 1u)] * param(INPUT_WIDTH);
+    //@ end
+    //@ end
+    // Some threads finish two sums each; what they need for that is on its way meanwhile.
+    let n = thread % TOKENS;
+    let i_end = first + 2u * (thread / TOKENS);
+    let finishes = thread / TOKENS < ROWS / 2u && n < count && i_end < rows;
+    var out_row = 0u;
+    var end = Finish();
+    if finishes {
+        //@ for s STAGED
+        out_row = batch[list_at + 3u];
+        //@ end
+        //@ for s DIRECT
+        out_row = batch[list + 2u * n + 1u];
+        //@ end
+        end = finish_of(i_end, out_row);
+    }
     for (var start = 0u; start < chunks; start += THREADS) {
         // The next chunks are read while those here are multiplied.
         let i = start + thread;
@@ -90,10 +113,9 @@ fn main(
     //@ end
     //@ end
     add_up(thread);
-    let n = thread % TOKENS;
-    let r = 2u * (thread / TOKENS);
-    if r < ROWS && n < count && first + r < rows {
-        let out_row = batch[list + 2u * (id.z * TOKENS + n) + 1u];
-        finish(first + r, out_row, vec2(sum_of(TOKENS * r + n), sum_of(TOKENS * (r + 1u) + n)));
+    if finishes {
+        let r = 2u * (thread / TOKENS);
+        let sums = vec2(sum_of(TOKENS * r + n), sum_of(TOKENS * (r + 1u) + n));
+        finish(i_end, out_row, sums, end);
     }
 }

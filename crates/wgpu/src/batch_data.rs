@@ -5,7 +5,9 @@ use bodkin_backend::Batch;
 
 use crate::program::{Depth, List};
 
-const HEADER_WORDS: usize = 8 + 2 * List::COUNT;
+const HEADER_WORDS: usize = 8 + LIST_WORDS * List::COUNT;
+/// Of a list: where it begins, its length, and its first pair, which decode needs at once.
+const LIST_WORDS: usize = 4;
 
 /// The words, and how many rows there are of each kind.
 #[derive(Default)]
@@ -86,8 +88,10 @@ impl BatchData {
         let start = self.words.len();
         self.words.extend(pairs.flat_map(|(row, out)| [word(row), word(out)]));
         let count = (self.words.len() - start) / 2;
-        self.words[8 + 2 * list as usize] = word(start);
-        self.words[9 + 2 * list as usize] = word(count);
+        let first = self.words.get(start..start + 2).map_or([0; 2], |pair| [pair[0], pair[1]]);
+        let header = [word(start), word(count), first[0], first[1]];
+        let at = 8 + LIST_WORDS * list as usize;
+        self.words[at..at + LIST_WORDS].copy_from_slice(&header);
         self.lists[list as usize] = count;
     }
 

@@ -1,7 +1,7 @@
 //! The text of each kernel, put together from the files of `shaders/`.
 
 use crate::layout::Layout;
-use crate::lower::GEMV_ROWS;
+use crate::lower::{GEMV_ROWS, GEMV_ROWS_OF_ONE};
 use crate::program::{Epilogue, Inputs, Kernel, KvDtype, Matmul};
 
 /// The shaders of a weight in a layout.
@@ -92,11 +92,12 @@ fn text(parts: &[&str], constants: &[(&str, usize)]) -> String {
 }
 
 fn gemv(m: Matmul, tokens: usize) -> String {
+    let rows = if tokens == 1 { GEMV_ROWS_OF_ONE } else { GEMV_ROWS };
     let constants = [
         ("QUADS", m.layout.chunk_quads()),
-        ("ROWS", GEMV_ROWS),
+        ("ROWS", rows),
         ("TOKENS", tokens),
-        ("SUMS", GEMV_ROWS * tokens),
+        ("SUMS", rows * tokens),
         // Shared memory holds the columns of one row.
         ("STAGED", usize::from(tokens == 1)),
         ("DIRECT", usize::from(tokens != 1)),

@@ -11,7 +11,7 @@ use bodkin_backend::{Error, Limits, Result};
 use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
 pub(crate) use attention::all_split_elements;
-pub(crate) use matmul::GEMV_ROWS;
+pub(crate) use matmul::{GEMV_ROWS, GEMV_ROWS_OF_ONE};
 pub(crate) use stages::{Stage, stacks, stages};
 
 use crate::program::{BufferId, Depth, Dispatch, Grid, Kernel, KvDtype, Program, ValueBuffer};

@@ -9,7 +9,8 @@ use super::{Lowering, vector};
 use crate::program::{BufferId, Depth, Dispatch, Epilogue, Grid, Inputs, Kernel, List, Matmul};
 use crate::weights::Matrix;
 
-/// Rows of a weight that a workgroup of the GEMV computes.
+/// Rows of a weight that a workgroup of the GEMV computes, for one row of the step and for more.
+pub(crate) const GEMV_ROWS_OF_ONE: usize = 8;
 pub(crate) const GEMV_ROWS: usize = 4;
 /// Rows of the step that a workgroup of the GEMV computes, if there are several.
 const GEMV_TOKENS: usize = 4;
@@ -159,7 +160,8 @@ fn inputs(matrix: &Matrix, width: usize) -> Inputs {
 /// The matmul of a list of rows of generated text: one row has a kernel of its own.
 fn gemv(matmul: Matmul, rows: usize, list: List) -> Kernels {
     let of = |tokens: usize| {
-        let (groups, depth) = (rows.div_ceil(GEMV_ROWS), Depth::List(list, tokens));
+        let rows_at_once = if tokens == 1 { GEMV_ROWS_OF_ONE } else { GEMV_ROWS };
+        let (groups, depth) = (rows.div_ceil(rows_at_once), Depth::List(list, tokens));
         (Kernel::Gemv(matmul, tokens), Grid { groups, depth })
     };
     let (kernel, grid) = of(GEMV_TOKENS);
