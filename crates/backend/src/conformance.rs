@@ -40,6 +40,14 @@ use prompt::{Feeding, run_prompt, run_prompt_observed};
 /// everything right.
 pub fn check(backend: &dyn Backend) -> Vec<String> {
     let mut failures = check_named(backend, "");
+    failures.extend(check_steps(backend));
+    failures
+}
+
+/// What a backend got wrong that is no matter of an operation: limits, state, sampling, numbers
+/// that are not finite, timelines and profiles.
+pub fn check_steps(backend: &dyn Backend) -> Vec<String> {
+    let mut failures = Vec::new();
     limits::check(backend, &mut failures);
     state::check(backend, &mut failures);
     sampling::check(backend, &mut failures);

@@ -10,6 +10,7 @@ mod builder;
 mod canonical;
 mod cost;
 mod error;
+pub mod fusion;
 mod hyperparameters;
 mod ids;
 mod nearest;

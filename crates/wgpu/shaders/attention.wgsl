@@ -10,38 +10,6 @@
 @group(0) @binding(5) var<storage, read> sinks: array<f32>;
 @group(0) @binding(6) var<storage, read_write> output: array<f32>;
 
-const HEADS: u32 = 0u;
-const KV_HEADS: u32 = 1u;
-const KEY_DIM: u32 = 2u;
-const VALUE_DIM: u32 = 3u;
-const SCALE: u32 = 4u;
-const SOFTCAP: u32 = 5u;
-// The window, 0 for none, and flags.
-const WINDOW: u32 = 6u;
-const FLAGS: u32 = 7u;
-// Temperature.
-const GROWTH: u32 = 8u;
-const LENGTH: u32 = 9u;
-const OFFSET: u32 = 10u;
-// Where values begin in the cache, the index of its window, and entries of a page.
-const VALUES_AT: u32 = 11u;
-const WINDOW_INDEX: u32 = 12u;
-const PAGE_ENTRIES: u32 = 13u;
-// The same of the blocks, and the tokens of one.
-const BLOCK_VALUES_AT: u32 = 14u;
-const BLOCK_WINDOW_INDEX: u32 = 15u;
-const BLOCK_PAGE_ENTRIES: u32 = 16u;
-const BLOCK_TOKENS: u32 = 17u;
-// Entries that a row selects.
-const TOP_K: u32 = 18u;
-
-const CAUSAL: u32 = 1u;
-const CHUNKED: u32 = 2u;
-const HAS_SINKS: u32 = 4u;
-const SELECTS: u32 = 8u;
-const HAS_BLOCKS: u32 = 16u;
-const HAS_TEMPERATURE: u32 = 32u;
-
 const THREADS: u32 = 64u;
 const NONE: u32 = 0xffffffffu;
 
@@ -49,10 +17,6 @@ var<workgroup> query: array<f32, 1024>;
 var<workgroup> scores: array<f32, 64>;
 // The words at which the values of the entries begin, NONE for entries that are not seen.
 var<workgroup> values: array<u32, 64>;
-
-fn has(flag: u32) -> bool {
-    return (param(FLAGS) & flag) != 0u;
-}
 
 @compute @workgroup_size(64)
 fn main(
@@ -73,29 +37,10 @@ fn main(
     for (var i = thread; i < key_dim; i += THREADS) {
         query[i] = q[(row * heads + head) * key_dim + i];
     }
-    var scale = param_f32(SCALE);
-    if has(HAS_TEMPERATURE) {
-        let steps = f32((position + param(OFFSET)) / param(LENGTH));
-        scale *= 1.0 + param_f32(GROWTH) * log(1.0 + steps);
-    }
-
-    // The tokens that the row sees.
-    let window = param(WINDOW);
-    var start = 0u;
-    var to = position + 1u;
-    if has(CAUSAL) {
-        if window > 0u && has(CHUNKED) {
-            start = position / window * window;
-        } else if window > 0u {
-            start = max(position + 1u, window) - window;
-        }
-    } else {
-        to = span_position(span) + span_len(span);
-        if window > 0u {
-            start = max(position, window / 2u) - window / 2u;
-            to = min(to, position + window / 2u + 1u);
-        }
-    }
+    let scale = scale_at(position);
+    let range = seen(row);
+    let start = range.x;
+    let to = range.y;
     // Entries: these tokens, or some of them; then blocks, all complete ones or some.
     var tokens = to - start;
     var count = tokens;

@@ -16,14 +16,11 @@ fn linear_id(id: vec3<u32>, groups: vec3<u32>) -> u32 {
     return id.x + id.y * groups.x;
 }
 
-// The header of the step.
-const TOKENS: u32 = 0u;
-const OUTPUTS: u32 = 1u;
-const SPANS: u32 = 2u;
+// The header of the step: where rows and spans begin, and the words of a span.
 const ROWS_AT: u32 = 3u;
 const SPANS_AT: u32 = 4u;
 const SPAN_WORDS: u32 = 5u;
-// Pairs of words for each list of rows: where it begins, and its length.
+// For each list of rows: where it begins, its length, and its first input and output row.
 const LISTS: u32 = 8u;
 
 // Of a row: its token, its position and its span.

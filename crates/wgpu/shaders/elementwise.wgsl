@@ -48,12 +48,7 @@ fn main(
             // One gate for each element, or for each of equal parts of a row.
             let gate = a[a_at + column / (width / param(A_WIDTH))];
             let up = b[b_at + column];
-            if param(FIRST) == CLAMPED_SWISH {
-                let g = min(gate, 7.0);
-                y = g * sigmoid(1.702 * g) * (clamp(up, -7.0, 7.0) + 1.0);
-            } else {
-                y = activate(param(FIRST), gate, SECOND) * up;
-            }
+            y = glu(param(FIRST), gate, up, SECOND);
         }
         case ADD: { y = a[a_at + column] + b[b_at + column]; }
         case SCALE: { y = a[a_at + column] * param_f32(FIRST); }

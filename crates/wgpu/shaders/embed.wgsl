@@ -22,19 +22,16 @@ fn main(
         default: {}
     }
     let cols = param(COLS);
-    let octet = linear_id(id, groups) * 64u + thread;
+    let i = linear_id(id, groups) * 64u + thread;
     let is_here = table_row >= param(FIRST_ROW) && table_row - param(FIRST_ROW) < param(PART_ROWS);
-    if !is_here || 8u * octet >= cols {
+    if !is_here || 4u * i >= cols {
         return;
     }
-    let w = weights8(table_row - param(FIRST_ROW), octet);
-    let scale = factor(table_row - param(FIRST_ROW));
+    let part_row = table_row - param(FIRST_ROW);
+    let x = quad(chunk(part_row * row_chunks() + i / QUADS), i % QUADS) * factor(part_row);
     for (var j = 0u; j < 4u; j++) {
-        if 8u * octet + j < cols {
-            output[row * cols + 8u * octet + j] = w.low[j] * scale;
-        }
-        if 8u * octet + 4u + j < cols {
-            output[row * cols + 8u * octet + 4u + j] = w.high[j] * scale;
+        if 4u * i + j < cols {
+            output[row * cols + 4u * i + j] = x[j];
         }
     }
 }

@@ -1,4 +1,4 @@
-// Products with the matrices of a token's experts: a workgroup computes four rows of one expert for
+// Products with the matrices of a token's experts: a workgroup computes ROWS rows of one expert for
 // one token, in the order of gemv.wgsl.
 
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
@@ -13,11 +13,6 @@ const USED: u32 = 14u;
 const IS_ROUTED: u32 = 15u;
 const HAS_BIAS: u32 = 16u;
 
-const THREADS: u32 = 64u;
-
-var<workgroup> partial: array<f32, 256>;
-var<workgroup> sums_of_16: array<f32, 16>;
-
 @compute @workgroup_size(64)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
@@ -26,10 +21,10 @@ fn main(
 ) {
     let used = param(USED);
     let expert_rows = param(EXPERT_ROWS);
-    let tiles = (expert_rows + 3u) / 4u;
-    let i = linear_id(id, groups);
-    let slot = i / tiles;
-    let first = (i % tiles) * 4u;
+    let tiles = (expert_rows + ROWS - 1u) / ROWS;
+    let tile = linear_id(id, groups);
+    let slot = tile / tiles;
+    let first = (tile % tiles) * ROWS;
     let token = id.z;
     if slot >= used {
         return;
@@ -48,31 +43,30 @@ fn main(
     if param(INPUT_WIDTH) != param(COLS) {
         at += slot * param(COLS);
     }
-    var sums = array<f32, 4>();
-    let octets = (param(COLS) + 7u) / 8u;
-    for (var octet = thread; octet < octets; octet += THREADS) {
-        let x = input8(at, octet);
-        for (var m = 0u; m < 4u; m++) {
-            let w = weights8(matrix + min(first + m, expert_rows - 1u), octet);
-            sums[m] += dot(w.low, x.low) + dot(w.high, x.high);
-        }
+    let chunks = row_chunks();
+    //@ for r ROWS
+    let row{r} = (matrix + min(first + {r}u, expert_rows - 1u)) * chunks;
+    var w{r} = chunk(row{r} + min(thread, chunks - 1u));
+    var sum{r} = 0.0;
+    //@ end
+    for (var i = thread; i < chunks; i += THREADS) {
+        // The next chunks are read while those here are multiplied.
+        let next = min(i + THREADS, chunks - 1u);
+        //@ for r ROWS
+        let next_w{r} = chunk(row{r} + next);
+        //@ end
+        let x = columns(at, i);
+        //@ for r ROWS
+        sum{r} += dot_chunk(w{r}, x);
+        w{r} = next_w{r};
+        //@ end
     }
-    for (var m = 0u; m < 4u; m++) {
-        partial[m * THREADS + thread] = sums[m];
-    }
-    workgroupBarrier();
-    if thread < 16u {
-        var sum = 0.0;
-        for (var j = 0u; j < 16u; j++) {
-            sum += partial[16u * thread + j];
-        }
-        sums_of_16[thread] = sum;
-    }
-    workgroupBarrier();
-    if thread < 4u && first + thread < expert_rows {
-        let q = 4u * thread;
-        let all = (sums_of_16[q] + sums_of_16[q + 1u]) + (sums_of_16[q + 2u] + sums_of_16[q + 3u]);
-        var y = all * factor(matrix + first + thread);
+    //@ for r ROWS
+    put({r}u, thread, sum{r});
+    //@ end
+    add_up(thread);
+    if thread < ROWS && first + thread < expert_rows {
+        var y = sum_of(thread) * factor(matrix + first + thread);
         if param(HAS_BIAS) != 0u {
             y += bias[expert * expert_rows + first + thread];
         }

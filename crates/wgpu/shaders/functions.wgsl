@@ -96,3 +96,12 @@ fn activate(act: u32, x: f32, at: u32) -> f32 {
         default: { return x; }
     }
 }
+
+// `act(gate) * up`, with the parameters of xIELU from parameter `at` on.
+fn glu(act: u32, gate: f32, up: f32, at: u32) -> f32 {
+    if act == CLAMPED_SWISH {
+        let g = min(gate, 7.0);
+        return g * sigmoid(1.702 * g) * (clamp(up, -7.0, 7.0) + 1.0);
+    }
+    return activate(act, gate, at) * up;
+}

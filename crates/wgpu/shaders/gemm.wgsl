@@ -1,23 +1,29 @@
-// Products of many rows: a workgroup computes a tile of 64 rows of the weight by 64 rows of the
-// list, a thread four by four of them. Each sum goes over the columns in order.
+// Matmuls of many rows: a workgroup computes a tile of 64 * HALVES rows of the weight by as many
+// rows of the list, a thread four by four of each half of both. Each sum goes over the columns in
+// order, so that it does not depend on the tile.
 
-@group(0) @binding(3) var<storage, read> bias: array<f32>;
-@group(0) @binding(4) var<storage, read_write> output: array<f32>;
+const TILE: u32 = 64u * HALVES;
+// Columns that are in shared memory at once.
+const DEPTH: u32 = 16u;
 
-// As in gemv.wgsl.
-const INPUT_WIDTH: u32 = 12u;
-const OUTPUT_WIDTH: u32 = 13u;
-const LIST: u32 = 14u;
-const HAS_BIAS: u32 = 15u;
+// `[DEPTH, TILE]`, four rows in a vector.
+var<workgroup> w_tile: array<vec4<f32>, 4 * TILE>;
+var<workgroup> x_tile: array<vec4<f32>, 4 * TILE>;
 
-const TILE: u32 = 64u;
+fn put_w(column: u32, row: u32, x: vec4<f32>) {
+    //@ for c 4
+    w_tile[(column + {c}u) * (TILE / 4u) + row / 4u][row % 4u] = x[{c}];
+    //@ end
+}
 
-var<workgroup> w_tile: array<vec4<f32>, 512>;
-var<workgroup> x_tile: array<vec4<f32>, 512>;
+fn put_x(column: u32, row: u32, x: vec4<f32>) {
+    //@ for c 4
+    x_tile[(column + {c}u) * (TILE / 4u) + row / 4u][row % 4u] = x[{c}];
+    //@ end
+}
 
-// Puts eight columns of row `i` into a tile of `[32 columns, 64 rows]`.
-fn at(column: u32, i: u32) -> u32 {
-    return column * 16u + i / 4u;
+fn scaled_quad(row: u32, i: u32) -> vec4<f32> {
+    return quad(chunk(row + i / QUADS), i % QUADS);
 }
 
 @compute @workgroup_size(256)
@@ -28,53 +34,75 @@ fn main(
 ) {
     let first = linear_id(id, groups) * TILE;
     let rows = param(PART_ROWS);
-    let list = batch[LISTS + 2u * param(LIST)];
-    let count = batch[LISTS + 2u * param(LIST) + 1u];
+    let list = batch[LISTS + 4u * param(LIST)];
+    let count = batch[LISTS + 4u * param(LIST) + 1u];
     let first_x = id.z * TILE;
     if first >= rows {
         return;
     }
-    // Each thread brings one octet of a row of both tiles.
-    let mine = thread / 4u;
-    let octet = thread % 4u;
-    let w_row = min(first + mine, rows - 1u);
+    // Each thread brings one or two times four columns of a row of both tiles.
+    let mine = thread % TILE;
+    let w_row = weight_row(min(first + mine, rows - 1u)) * row_chunks();
     let x_row = batch[list + 2u * min(first_x + mine, count - 1u)] * param(INPUT_WIDTH);
-    let m = 4u * (thread / 16u);
-    let n = 4u * (thread % 16u);
-    var sums = array<vec4<f32>, 4>();
-    for (var group = 0u; group < param(GROUPS); group++) {
-        let w = weights8(w_row, 4u * group + octet);
-        let x = input8(x_row, 4u * group + octet);
-        for (var j = 0u; j < 4u; j++) {
-            w_tile[at(8u * octet + j, mine)][mine % 4u] = w.low[j];
-            w_tile[at(8u * octet + 4u + j, mine)][mine % 4u] = w.high[j];
-            x_tile[at(8u * octet + j, mine)][mine % 4u] = x.low[j];
-            x_tile[at(8u * octet + 4u + j, mine)][mine % 4u] = x.high[j];
-        }
+    let m = thread / 16u;
+    let n = thread % 16u;
+    //@ for h HALVES
+    //@ for t HALVES
+    //@ for i 4
+    var sum{h}_{t}_{i} = vec4<f32>();
+    //@ end
+    //@ end
+    //@ end
+    // The columns of the next step are read while those of one are multiplied.
+    let last_step = 2u * param(GROUPS) - 1u;
+    //@ for h HALVES
+    let quad{h} = HALVES * (thread / TILE) + {h}u;
+    var next_w{h} = scaled_quad(w_row, quad{h});
+    var next_x{h} = input4(x_row, quad{h});
+    //@ end
+    for (var step = 0u; step <= last_step; step++) {
+        //@ for h HALVES
+        put_w(4u * quad{h}, mine, next_w{h});
+        put_x(4u * quad{h}, mine, next_x{h});
+        //@ end
         workgroupBarrier();
-        for (var k = 0u; k < 32u; k++) {
-            let a = w_tile[at(k, m)];
-            let b = x_tile[at(k, n)];
-            for (var i = 0u; i < 4u; i++) {
-                sums[i] += a * b[i];
-            }
+        //@ for h HALVES
+        next_w{h} = scaled_quad(w_row, 4u * min(step + 1u, last_step) + quad{h});
+        next_x{h} = input4(x_row, 4u * min(step + 1u, last_step) + quad{h});
+        //@ end
+        for (var k = 0u; k < DEPTH; k += 4u) {
+            //@ for j 4
+            //@ for h HALVES
+            let w{j}_{h} = w_tile[(k + {j}u) * (TILE / 4u) + {h}u * 16u + m];
+            let x{j}_{h} = x_tile[(k + {j}u) * (TILE / 4u) + {h}u * 16u + n];
+            //@ end
+            //@ for h HALVES
+            //@ for t HALVES
+            //@ for i 4
+            sum{h}_{t}_{i} = fma(w{j}_{h}, vec4(x{j}_{t}[{i}]), sum{h}_{t}_{i});
+            //@ end
+            //@ end
+            //@ end
+            //@ end
         }
         workgroupBarrier();
     }
-    for (var i = 0u; i < 4u; i++) {
-        if first_x + n + i >= count {
-            break;
+    //@ for t HALVES
+    //@ for i 4
+    let token{t}_{i} = first_x + 64u * {t}u + 4u * n + {i}u;
+    if token{t}_{i} < count {
+        let out_row = batch[list + 2u * token{t}_{i} + 1u];
+        //@ for h HALVES
+        let row{h} = first + 64u * {h}u + 4u * m;
+        if row{h} < rows {
+            finish(row{h}, out_row, sum{h}_{t}_{i}.xy, finish_of(row{h}, out_row));
         }
-        let out_row = batch[list + 2u * (first_x + n + i) + 1u];
-        for (var j = 0u; j < 4u; j++) {
-            let row = first + m + j;
-            if row < rows {
-                var y = sums[i][j] * factor(row);
-                if param(HAS_BIAS) != 0u {
-                    y += bias[param(FIRST_ROW) + row];
-                }
-                output[out_row * param(OUTPUT_WIDTH) + param(FIRST_ROW) + row] = y;
-            }
+        if row{h} + 2u < rows {
+            let next{h} = row{h} + 2u;
+            finish(next{h}, out_row, sum{h}_{t}_{i}.zw, finish_of(next{h}, out_row));
         }
+        //@ end
     }
+    //@ end
+    //@ end
 }

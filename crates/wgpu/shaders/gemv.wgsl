@@ -1,21 +1,27 @@
-// Products of few rows: a workgroup computes four rows of the weight for N rows of the list.
-// The sum of a product has the same order whatever is beside it: each thread adds its octets, every
-// 64th, then sixteen threads are added in order, then the four sums of these.
+// Matmuls of few rows: a workgroup computes ROWS rows of the weight for TOKENS rows of the list.
+// The sum of a product has the same order whatever is beside it: each thread adds its chunks, every
+// 64th, then the threads are added.
 
-@group(0) @binding(3) var<storage, read> bias: array<f32>;
-@group(0) @binding(4) var<storage, read_write> output: array<f32>;
+// The columns of an input row that the threads multiply at once, which each thread would read from
+// places far from its neighbours'. One vector behind each chunk keeps them in different banks.
+//@ for s STAGED
+var<workgroup> staged: array<vec4<f32>, THREADS * (QUADS + 1u)>;
 
-// Columns of an input row and of an output row; the list of rows; whether there is a bias.
-const INPUT_WIDTH: u32 = 12u;
-const OUTPUT_WIDTH: u32 = 13u;
-const LIST: u32 = 14u;
-const HAS_BIAS: u32 = 15u;
-
-const THREADS: u32 = 64u;
-const M: u32 = 4u;
-
-var<workgroup> partial: array<f32, 256 * N>;
-var<workgroup> quarters: array<f32, 64>;
+fn staged_columns(thread: u32) -> Columns {
+    let at = thread * (QUADS + 1u);
+    var sum = vec4<f32>();
+    //@ for j QUADS
+    let x{j} = staged[at + {j}u];
+    sum += x{j};
+    //@ end
+    let quads = array<vec4<f32>, QUADS>(
+        //@ for j QUADS
+        x{j},
+        //@ end
+    );
+    return Columns(quads, sum4(sum));
+}
+//@ end
 
 @compute @workgroup_size(64)
 fn main(
@@ -23,56 +29,93 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let first = linear_id(id, groups) * M;
+    let first = linear_id(id, groups) * ROWS;
     let rows = param(PART_ROWS);
-    let list = batch[LISTS + 2u * param(LIST)];
-    let count = min(batch[LISTS + 2u * param(LIST) + 1u] - id.z * N, N);
     if first >= rows {
         return;
     }
-    var at = array<u32, N>();
-    for (var n = 0u; n < N; n++) {
-        at[n] = batch[list + 2u * (id.z * N + min(n, count - 1u))] * param(INPUT_WIDTH);
+    let chunks = row_chunks();
+    //@ for r ROWS
+    let row{r} = weight_row(min(first + {r}u, rows - 1u)) * chunks;
+    var w{r} = chunk(row{r} + min(thread, chunks - 1u));
+    //@ for n TOKENS
+    var sum{r}_{n} = 0.0;
+    //@ end
+    //@ end
+    let list_at = LISTS + 4u * param(LIST);
+    // The first row of a list is in the header.
+    //@ for s STAGED
+    let count = 1u;
+    let at0 = batch[list_at + 2u] * param(INPUT_WIDTH);
+    //@ end
+    //@ for s DIRECT
+    let list = batch[list_at] + 2u * id.z * TOKENS;
+    let count = min(batch[list_at + 1u] - id.z * TOKENS, TOKENS);
+    //@ for n TOKENS
+    let at{n} = batch[list + 2u * min({n}u, count - 1u)] * param(INPUT_WIDTH);
+    //@ end
+    //@ end
+    // Some threads finish two sums each; what they need for that is on its way meanwhile.
+    let n = thread % TOKENS;
+    let i_end = first + 2u * (thread / TOKENS);
+    let finishes = thread / TOKENS < ROWS / 2u && n < count && i_end < rows;
+    var out_row = 0u;
+    var end = Finish();
+    if finishes {
+        //@ for s STAGED
+        out_row = batch[list_at + 3u];
+        //@ end
+        //@ for s DIRECT
+        out_row = batch[list + 2u * n + 1u];
+        //@ end
+        end = finish_of(i_end, out_row);
     }
-    var sums = array<array<f32, N>, 4>();
-    let octets = (param(COLS) + 7u) / 8u;
-    for (var octet = thread; octet < octets; octet += THREADS) {
-        var w = array<Octet, 4>();
-        for (var m = 0u; m < M; m++) {
-            w[m] = weights8(min(first + m, rows - 1u), octet);
+    for (var start = 0u; start < chunks; start += THREADS) {
+        // The next chunks are read while those here are multiplied.
+        let i = start + thread;
+        let next = min(i + THREADS, chunks - 1u);
+        //@ for r ROWS
+        let next_w{r} = chunk(row{r} + next);
+        //@ end
+        //@ for s STAGED
+        workgroupBarrier();
+        //@ for j QUADS
+        let q{j} = thread + {j}u * THREADS;
+        let staged{j} = input4(at0, min(start * QUADS + q{j}, chunks * QUADS - 1u));
+        //@ end
+        //@ for j QUADS
+        staged[q{j} + q{j} / QUADS] = staged{j};
+        //@ end
+        workgroupBarrier();
+        //@ end
+        if i < chunks {
+            //@ for s STAGED
+            let x0 = staged_columns(thread);
+            //@ end
+            //@ for s DIRECT
+            //@ for n TOKENS
+            let x{n} = columns(at{n}, i);
+            //@ end
+            //@ end
+            //@ for r ROWS
+            //@ for n TOKENS
+            sum{r}_{n} += dot_chunk(w{r}, x{n});
+            //@ end
+            //@ end
         }
-        for (var n = 0u; n < N; n++) {
-            let x = input8(at[n], octet);
-            for (var m = 0u; m < M; m++) {
-                sums[m][n] += dot(w[m].low, x.low) + dot(w[m].high, x.high);
-            }
-        }
+        //@ for r ROWS
+        w{r} = next_w{r};
+        //@ end
     }
-    for (var m = 0u; m < M; m++) {
-        for (var n = 0u; n < N; n++) {
-            partial[(N * m + n) * THREADS + thread] = sums[m][n];
-        }
-    }
-    workgroupBarrier();
-    if thread < 16u * N {
-        var sum = 0.0;
-        for (var i = 0u; i < 16u; i++) {
-            sum += partial[16u * thread + i];
-        }
-        quarters[thread] = sum;
-    }
-    workgroupBarrier();
-    let m = thread / N;
-    let n = thread % N;
-    if thread < M * N && n < count && first + m < rows {
-        let row = first + m;
-        let q = 4u * thread;
-        let all = (quarters[q] + quarters[q + 1u]) + (quarters[q + 2u] + quarters[q + 3u]);
-        var y = all * factor(row);
-        if param(HAS_BIAS) != 0u {
-            y += bias[param(FIRST_ROW) + row];
-        }
-        let out_row = batch[list + 2u * (id.z * N + n) + 1u];
-        output[out_row * param(OUTPUT_WIDTH) + param(FIRST_ROW) + row] = y;
+    //@ for r ROWS
+    //@ for n TOKENS
+    put(TOKENS * {r}u + {n}u, thread, sum{r}_{n});
+    //@ end
+    //@ end
+    add_up(thread);
+    if finishes {
+        let r = 2u * (thread / TOKENS);
+        let sums = vec2(sum_of(TOKENS * r + n), sum_of(TOKENS * (r + 1u) + n));
+        finish(i_end, out_row, sums, end);
     }
 }

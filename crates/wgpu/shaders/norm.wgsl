@@ -19,26 +19,18 @@ const LAYER: u32 = 1u;
 const RESCALE: u32 = 2u;
 const CUTOFF: u32 = 3u;
 
-const THREADS: u32 = 128u;
-
-var<workgroup> sums: array<f32, 128>;
-
-// The sum over all threads, in the same order whatever the device.
-fn sum_of_all(thread: u32, value: f32) -> f32 {
-    sums[thread] = value;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            sums[thread] += sums[thread + half];
-        }
-        workgroupBarrier();
-    }
-    let sum = sums[0];
-    workgroupBarrier();
-    return sum;
+// Columns `c`, and three more of the thread, of the part that begins at `at`; zero beyond the last.
+// They are read together, so that the thread waits once.
+fn four(at: u32, c: u32) -> vec4<f32> {
+    let last = param(COLS) - 1u;
+    //@ for j 4
+    let x{j} = input[at + min(c + {j}u * THREADS, last)];
+    //@ end
+    let columns = vec4(c) + vec4(0u, THREADS, 2u * THREADS, 3u * THREADS);
+    return select(vec4<f32>(), vec4(x0, x1, x2, x3), columns <= vec4(last));
 }
 
-@compute @workgroup_size(128)
+@compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -54,15 +46,21 @@ fn main(
     var mean = 0.0;
     if kind == LAYER || kind == CUTOFF {
         var sum = 0.0;
-        for (var c = thread; c < cols; c += THREADS) {
-            sum += input[at + c];
+        for (var c = thread; c < cols; c += 4u * THREADS) {
+            let x = four(at, c);
+            sum = (((sum + x.x) + x.y) + x.z) + x.w;
         }
         mean = sum_of_all(thread, sum) / f32(cols);
     }
     var square = 0.0;
-    for (var c = thread; c < cols; c += THREADS) {
-        let x = input[at + c] - mean;
-        square += x * x;
+    for (var c = thread; c < cols; c += 4u * THREADS) {
+        let x = four(at, c);
+        //@ for j 4
+        if c + {j}u * THREADS < cols {
+            let distance{j} = x[{j}] - mean;
+            square += distance{j} * distance{j};
+        }
+        //@ end
     }
     square = sum_of_all(thread, square);
     if kind == CUTOFF {
@@ -84,14 +82,20 @@ fn main(
         scale = 1.0 / sqrt(square / f32(cols) + param_f32(EPS));
     }
     let weight_cols = select(param(WEIGHT_COLS), 0u, kind == RESCALE);
-    for (var c = thread; c < cols; c += THREADS) {
-        var y = (input[at + c] - mean) * scale;
-        if weight_cols > 0u {
-            y *= weight[(part * cols + c) % weight_cols];
+    for (var first = thread; first < cols; first += 4u * THREADS) {
+        let x = four(at, first);
+        //@ for j 4
+        let c{j} = first + {j}u * THREADS;
+        if c{j} < cols {
+            var y = (x[{j}] - mean) * scale;
+            if weight_cols > 0u {
+                y *= weight[(part * cols + c{j}) % weight_cols];
+            }
+            if param(BIAS_COLS) > 0u {
+                y += bias[(part * cols + c{j}) % param(BIAS_COLS)];
+            }
+            output[at + c{j}] = y;
         }
-        if param(BIAS_COLS) > 0u {
-            y += bias[(part * cols + c) % param(BIAS_COLS)];
-        }
-        output[at + c] = y;
+        //@ end
     }
 }

@@ -23,7 +23,7 @@ fn main(
     if column >= width {
         return;
     }
-    let span = row_span(batch[batch[LISTS + 2u * ALL_OUTPUTS] + 2u * id.z]);
+    let span = row_span(batch[batch[LISTS + 4u * ALL_OUTPUTS] + 2u * id.z]);
     let start = span_row(span);
     let len = span_len(span);
     var y = 0.0;

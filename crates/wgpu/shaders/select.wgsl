@@ -46,8 +46,8 @@ fn sum_before(thread: u32, value: u32) -> u32 {
 
 // A number that orders as the float does.
 fn ordered(x: f32) -> u32 {
-    // Adding zero makes both zeros the same.
-    let bits = bitcast<u32>(x + 0.0);
+    // Both zeros are the same.
+    let bits = select(bitcast<u32>(x), 0u, x == 0.0);
     return select(bits | 0x80000000u, ~bits, (bits & 0x80000000u) != 0u);
 }
 

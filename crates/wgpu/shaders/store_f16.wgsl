@@ -1,7 +1,7 @@
 fn store_unit(at: u32, count: u32, to: u32, unit: u32) {
-    var x = vec2(input[at], 0.0);
+    var x = vec2(head[at], 0.0);
     if count > 1u {
-        x.y = input[at + 1u];
+        x.y = head[at + 1u];
     }
     kv[to + unit] = pack2x16float(x);
 }

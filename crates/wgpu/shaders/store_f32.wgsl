@@ -1,3 +1,3 @@
 fn store_unit(at: u32, count: u32, to: u32, unit: u32) {
-    kv[to + unit] = bitcast<u32>(input[at]);
+    kv[to + unit] = bitcast<u32>(head[at]);
 }

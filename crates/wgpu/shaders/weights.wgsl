@@ -1,12 +1,9 @@
-// A weight: the parameters with which it is read, and the factor of a row. `weights8` of its layout
-// gives eight columns of a row without the factor; rows are padded to 32 columns.
+// A weight: the parameters with which it is read, and the factor of a row. The codes of a row are
+// read in chunks of four words, which hold QUADS times four columns; rows are padded to 32 columns.
+// What follows of its layout gives a chunk with its scales, four of its columns as they are, and
+// the product of a chunk with as many columns of an input row. No value has the row's factor.
 
-@group(0) @binding(1) var<storage, read> weight: array<u32>;
-
-struct Octet {
-    low: vec4<f32>,
-    high: vec4<f32>,
-}
+@group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>;
 
 // Groups of 32 columns of a row.
 const GROUPS: u32 = 0u;
@@ -22,6 +19,40 @@ const CODEBOOK: u32 = 2u;
 // The first parameter of the shader's own.
 const OWN: u32 = 12u;
 
+// The columns of an input row that a chunk is multiplied with, and their sum.
+struct Columns {
+    quads: array<vec4<f32>, QUADS>,
+    sum: f32,
+}
+
+struct Chunk {
+    codes: vec4<u32>,
+    scale: vec2<f32>,
+}
+
+fn word(i: u32) -> u32 {
+    return weight[i >> 2u][i & 3u];
+}
+
 fn factor(row: u32) -> f32 {
-    return bitcast<f32>(weight[param(FACTORS_AT) + row]);
+    return bitcast<f32>(word(param(FACTORS_AT) + row));
+}
+
+// Chunks of a row.
+fn row_chunks() -> u32 {
+    return param(GROUPS) * 8u / QUADS;
+}
+
+// Chunk `i` of all of the weight's.
+fn chunk(i: u32) -> Chunk {
+    return Chunk(weight[i], chunk_scale(i));
+}
+
+// The pair of scales of group `i` of all.
+fn group_scales(i: u32) -> vec2<f32> {
+    return unpack2x16float(word(param(SCALES_AT) + i));
+}
+
+fn sum4(x: vec4<f32>) -> f32 {
+    return (x.x + x.y) + (x.z + x.w);
 }

@@ -1,8 +1,13 @@
-fn bf16x4(a: u32, b: u32) -> vec4<f32> {
+fn chunk_scale(i: u32) -> vec2<f32> {
+    return vec2(1.0, 0.0);
+}
+
+fn quad(c: Chunk, j: u32) -> vec4<f32> {
+    let a = c.codes[2u * j];
+    let b = c.codes[2u * j + 1u];
     return bitcast<vec4<f32>>(vec4(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
 
-fn weights8(row: u32, octet: u32) -> Octet {
-    let at = row * param(GROUPS) * 16u + octet * 4u;
-    return Octet(bf16x4(weight[at], weight[at + 1u]), bf16x4(weight[at + 2u], weight[at + 3u]));
+fn dot_chunk(c: Chunk, x: Columns) -> f32 {
+    return sum4(fma(quad(c, 1u), x.quads[1], quad(c, 0u) * x.quads[0]));
 }

@@ -1,7 +1,11 @@
-fn weights8(row: u32, octet: u32) -> Octet {
-    let at = row * param(GROUPS) * 16u + octet * 4u;
-    return Octet(
-        vec4(unpack2x16float(weight[at]), unpack2x16float(weight[at + 1u])),
-        vec4(unpack2x16float(weight[at + 2u]), unpack2x16float(weight[at + 3u])),
-    );
+fn chunk_scale(i: u32) -> vec2<f32> {
+    return vec2(1.0, 0.0);
+}
+
+fn quad(c: Chunk, j: u32) -> vec4<f32> {
+    return vec4(unpack2x16float(c.codes[2u * j]), unpack2x16float(c.codes[2u * j + 1u]));
+}
+
+fn dot_chunk(c: Chunk, x: Columns) -> f32 {
+    return sum4(fma(quad(c, 1u), x.quads[1], quad(c, 0u) * x.quads[0]));
 }

@@ -1,7 +1,11 @@
-fn weights8(row: u32, octet: u32) -> Octet {
-    let at = row * param(GROUPS) * 32u + octet * 8u;
-    return Octet(
-        bitcast<vec4<f32>>(vec4(weight[at], weight[at + 1u], weight[at + 2u], weight[at + 3u])),
-        bitcast<vec4<f32>>(vec4(weight[at + 4u], weight[at + 5u], weight[at + 6u], weight[at + 7u])),
-    );
+fn chunk_scale(i: u32) -> vec2<f32> {
+    return vec2(1.0, 0.0);
+}
+
+fn quad(c: Chunk, j: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(c.codes);
+}
+
+fn dot_chunk(c: Chunk, x: Columns) -> f32 {
+    return sum4(quad(c, 0u) * x.quads[0]);
 }

@@ -5,7 +5,9 @@ use bodkin_backend::Batch;
 
 use crate::program::{Depth, List};
 
-const HEADER_WORDS: usize = 8 + 2 * List::COUNT;
+const HEADER_WORDS: usize = 8 + LIST_WORDS * List::COUNT;
+/// Of a list: where it begins, its length, and its first pair, which decode needs at once.
+const LIST_WORDS: usize = 4;
 
 /// The words, and how many rows there are of each kind.
 #[derive(Default)]
@@ -15,6 +17,8 @@ pub(crate) struct BatchData {
     outputs: usize,
     spans: usize,
     lists: [usize; List::COUNT],
+    /// Of each output: its row, its number, and whether the row is of a prompt.
+    outputs_of: Vec<(usize, usize, bool)>,
 }
 
 impl BatchData {
@@ -59,7 +63,8 @@ impl BatchData {
             are_prefill.enumerate()
         };
         let mut is_prefill = rows();
-        let mut outputs = Vec::with_capacity(batch.outputs.len());
+        let mut outputs = std::mem::take(&mut self.outputs_of);
+        outputs.clear();
         for (i, &row) in batch.outputs.iter().enumerate() {
             let (_, is_prefill) =
                 is_prefill.find(|(r, _)| *r == row as usize).expect("outputs are rows, ascending");
@@ -76,15 +81,23 @@ impl BatchData {
         self.list(List::DecodeOutputs, all().filter(|(.., is)| !is).map(pair));
         self.list(List::PrefillOutputs, all().filter(|(.., is)| *is).map(pair));
         self.list(List::Outputs, all().map(pair));
+        self.outputs_of = outputs;
     }
 
     fn list(&mut self, list: List, pairs: impl Iterator<Item = (usize, usize)>) {
         let start = self.words.len();
         self.words.extend(pairs.flat_map(|(row, out)| [word(row), word(out)]));
         let count = (self.words.len() - start) / 2;
-        self.words[8 + 2 * list as usize] = word(start);
-        self.words[9 + 2 * list as usize] = word(count);
+        let first = self.words.get(start..start + 2).map_or([0; 2], |pair| [pair[0], pair[1]]);
+        let header = [word(start), word(count), first[0], first[1]];
+        let at = 8 + LIST_WORDS * list as usize;
+        self.words[at..at + LIST_WORDS].copy_from_slice(&header);
         self.lists[list as usize] = count;
+    }
+
+    /// The byte at which the token of a row is.
+    pub(crate) fn token_at(&self, row: usize) -> u64 {
+        4 * (self.words[3] as usize + 3 * row) as u64
     }
 
     /// Workgroups in the third dimension.

@@ -5,6 +5,7 @@ use bodkin_model::{Op, Plan};
 
 use crate::gpu::Gpu;
 use crate::kv::{self, KvCache};
+use crate::lower::{ARGMAX_PARTS, all_split_elements};
 use crate::program::{BufferId, KvDtype, Program};
 
 /// All of them, in the order of their numbers.
@@ -15,7 +16,11 @@ pub(crate) struct Buffers {
     pub(crate) angles: Vec<wgpu::Buffer>,
     pub(crate) counts: wgpu::Buffer,
     scores: wgpu::Buffer,
+    splits: wgpu::Buffer,
+    parts: wgpu::Buffer,
+    pub(crate) tokens: wgpu::Buffer,
     none: wgpu::Buffer,
+    no_result: wgpu::Buffer,
 }
 
 impl Buffers {
@@ -41,21 +46,29 @@ impl Buffers {
             angles: angles.collect::<Result<_>>()?,
             counts: buffer("counts of experts", program.counts)?,
             scores: buffer("scores", limits.tokens * scores_width(plan, limits))?,
+            splits: buffer("splits", all_split_elements(plan, limits, dtypes))?,
+            parts: buffer("largest logits", 2 * ARGMAX_PARTS * limits.outputs)?,
+            tokens: buffer("tokens", limits.outputs)?,
             none: buffer("none", 0)?,
+            no_result: buffer("none", 0)?,
         })
     }
 
     /// The buffer of an operand that is no weight.
-    pub(crate) fn get(&self, id: BufferId) -> &wgpu::Buffer {
-        match id {
+    pub(crate) fn get(&self, id: &BufferId) -> &wgpu::Buffer {
+        match *id {
             BufferId::None => &self.none,
+            BufferId::NoResult => &self.no_result,
             BufferId::Value(i) => &self.values[i],
             BufferId::Kv(slot) => &self.kv[slot].buffer,
             BufferId::State(i) => &self.states[i],
             BufferId::Angles(i) => &self.angles[i],
             BufferId::Counts => &self.counts,
             BufferId::Scores => &self.scores,
-            BufferId::Matrix(..) | BufferId::Vector(_) | BufferId::ScanWeights(_) => {
+            BufferId::Splits => &self.splits,
+            BufferId::Parts => &self.parts,
+            BufferId::Tokens => &self.tokens,
+            BufferId::Matrix(..) | BufferId::Vector(_) | BufferId::Concatenated(_) => {
                 unreachable!("{id:?} is a weight")
             }
         }

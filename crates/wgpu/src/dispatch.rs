@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use bodkin_backend::Result;
 
+use crate::batch_data::BatchData;
 use crate::gpu::{Compiled, Gpu};
-use crate::program::{BufferId, Depth, Dispatch, Kernel, Program};
+use crate::program::{BufferId, Depth, Dispatch, Grid, Kernel, Program};
 
 /// Words of the parameters of a dispatch.
 const PARAM_WORDS: usize = 32;
@@ -14,13 +15,35 @@ const MAX_GROUPS: usize = 32_768;
 
 /// A dispatch with its bind group.
 pub(crate) struct Ready {
-    pub(crate) compiled: Arc<Compiled>,
-    /// For one row of a list.
-    pub(crate) compiled_for_one: Option<Arc<Compiled>>,
-    pub(crate) operands: wgpu::BindGroup,
-    pub(crate) groups: [u32; 2],
-    pub(crate) depth: Depth,
+    operands: wgpu::BindGroup,
+    run: Run,
+    /// For a list of at most that number of rows.
+    short: Option<(usize, Run)>,
+    /// The first operation of its stage.
     pub(crate) op: usize,
+}
+
+/// A kernel, and how many workgroups of it run.
+struct Run {
+    compiled: Arc<Compiled>,
+    groups: [u32; 2],
+    depth: Depth,
+}
+
+impl Ready {
+    /// Records the dispatch, if the step has rows for it.
+    pub(crate) fn record(&self, pass: &mut wgpu::ComputePass<'_>, data: &BatchData) {
+        let run = match (&self.short, self.run.depth) {
+            (Some((most, short)), Depth::List(list, _)) if data.list_len(list) <= *most => short,
+            _ => &self.run,
+        };
+        let depth = data.depth(run.depth) as u32;
+        if depth > 0 {
+            pass.set_pipeline(&run.compiled.pipeline);
+            pass.set_bind_group(0, &self.operands, &[]);
+            pass.dispatch_workgroups(run.groups[0], run.groups[1], depth);
+        }
+    }
 }
 
 /// Bytes from the parameters of one dispatch to those of the next.
@@ -52,14 +75,16 @@ pub(crate) fn ready(
     gpu: &Gpu,
     dispatch: &Dispatch,
     (params, i): (&wgpu::Buffer, usize),
-    find: &dyn Fn(BufferId) -> Result<wgpu::Buffer>,
+    find: &dyn Fn(&BufferId) -> Result<wgpu::Buffer>,
 ) -> Result<Ready> {
-    let compiled = gpu.kernel(dispatch.kernel);
-    let compiled_for_one = match dispatch.kernel {
-        Kernel::Gemv(layout, _) => Some(gpu.kernel(Kernel::Gemv(layout, 1))),
-        _ => None,
+    let run = |kernel: Kernel, grid: Grid| {
+        let x = grid.groups.clamp(1, MAX_GROUPS);
+        let groups = [x, grid.groups.div_ceil(x)].map(|groups| groups as u32);
+        Run { compiled: gpu.kernel(kernel), groups, depth: grid.depth }
     };
-    let buffers = dispatch.buffers.iter().map(|&id| find(id)).collect::<Result<Vec<_>>>()?;
+    let short = dispatch.short.map(|(most, kernel, grid)| (most, run(kernel, grid)));
+    let run = run(dispatch.kernel, dispatch.grid);
+    let buffers = dispatch.buffers.iter().map(find).collect::<Result<Vec<_>>>()?;
     assert!(dispatch.params.len() <= PARAM_WORDS, "{dispatch:?}");
     let params = wgpu::BufferBinding {
         buffer: params,
@@ -75,11 +100,8 @@ pub(crate) fn ready(
     let entries: Vec<_> = std::iter::once(params).chain(operands).collect();
     let operands = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,
-        layout: &compiled.operands,
+        layout: &run.compiled.operands,
         entries: &entries,
     });
-    let x = dispatch.groups.clamp(1, MAX_GROUPS);
-    let groups = [x, dispatch.groups.div_ceil(x)].map(|groups| groups as u32);
-    let (depth, op) = (dispatch.depth, dispatch.op);
-    Ok(Ready { compiled, compiled_for_one, operands, groups, depth, op })
+    Ok(Ready { operands, run, short, op: dispatch.op })
 }

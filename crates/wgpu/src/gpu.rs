@@ -8,9 +8,14 @@ use pollster::block_on;
 
 use crate::program::Kernel;
 
+/// What profiling needs.
+const TIMESTAMPS: wgpu::Features =
+    wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES);
+
 /// A compiled kernel.
 pub(crate) struct Compiled {
     pub(crate) pipeline: wgpu::ComputePipeline,
+    /// Of the dispatch's own bind group. Those of kernels with the same bindings are compatible.
     pub(crate) operands: wgpu::BindGroupLayout,
 }
 
@@ -20,6 +25,8 @@ pub(crate) struct Gpu {
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
     pub(crate) limits: wgpu::Limits,
+    /// Whether it measures times between dispatches.
+    pub(crate) has_timestamps: bool,
     /// The layout of the bind group with the data of a step.
     pub(crate) batch_layout: wgpu::BindGroupLayout,
     kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
@@ -60,13 +67,49 @@ pub(crate) fn describe(info: &wgpu::AdapterInfo) -> String {
     format!("{} ({kind}, {}, driver {})", info.name, info.backend, driver.trim())
 }
 
+/// Kernels are written for the least that WebGPU guarantees, which some drivers do not have.
+fn check_limits(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Result<()> {
+    let least = wgpu::Limits::default();
+    let needs = [
+        (
+            "storage buffers in a kernel",
+            limits.max_storage_buffers_per_shader_stage,
+            least.max_storage_buffers_per_shader_stage,
+        ),
+        (
+            "bytes of shared memory",
+            limits.max_compute_workgroup_storage_size,
+            least.max_compute_workgroup_storage_size,
+        ),
+        (
+            "threads in a workgroup",
+            limits.max_compute_invocations_per_workgroup,
+            least.max_compute_invocations_per_workgroup,
+        ),
+        (
+            "workgroups in a dimension",
+            limits.max_compute_workgroups_per_dimension,
+            least.max_compute_workgroups_per_dimension,
+        ),
+    ];
+    match needs.into_iter().find(|(_, found, needed)| found < needed) {
+        Some((what, found, needed)) => Err(Error::Config(format!(
+            "{}: expected at least {needed} {what}, found {found}",
+            describe(info)
+        ))),
+        None => Ok(()),
+    }
+}
+
 impl Gpu {
     /// Opens an adapter with all that it can do.
     pub(crate) fn open(adapter: &wgpu::Adapter) -> Result<Gpu> {
         let info = adapter.get_info();
         let limits = adapter.limits();
+        check_limits(&info, &limits)?;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("bodkin"),
+            required_features: adapter.features() & TIMESTAMPS,
             required_limits: limits.clone(),
             ..wgpu::DeviceDescriptor::default()
         };
@@ -88,7 +131,8 @@ impl Gpu {
             entries: &[storage(0, false)],
         });
         let kernels = Mutex::new(HashMap::new());
-        Ok(Gpu { info, device, queue, limits, batch_layout, kernels, failure })
+        let has_timestamps = device.features().contains(TIMESTAMPS);
+        Ok(Gpu { info, device, queue, limits, has_timestamps, batch_layout, kernels, failure })
     }
 
     /// The compiled kernel; compiles it at its first use.
@@ -129,7 +173,11 @@ impl Gpu {
             layout: Some(&layout),
             module: &module,
             entry_point: Some("main"),
-            compilation_options: wgpu::PipelineCompilationOptions::default(),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                // No kernel reads shared memory that it has not written.
+                zero_initialize_workgroup_memory: false,
+                ..wgpu::PipelineCompilationOptions::default()
+            },
             cache: None,
         });
         Compiled { pipeline, operands }
@@ -151,7 +199,7 @@ impl Gpu {
         }
         Ok(self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
-            size: bytes.next_multiple_of(4).max(16),
+            size: bytes.next_multiple_of(16).max(16),
             usage: wgpu::BufferUsages::STORAGE
                 | wgpu::BufferUsages::COPY_SRC
                 | wgpu::BufferUsages::COPY_DST,
@@ -175,12 +223,18 @@ impl Gpu {
     /// If the device does not answer any more, or could not do what it was asked for.
     pub(crate) fn run(&self, commands: Option<wgpu::CommandBuffer>) -> Result<()> {
         self.queue.submit(commands);
-        let waited = self.device.poll(wgpu::PollType::wait_indefinitely());
+        self.wait(None)
+    }
+
+    /// Waits for all that was submitted, or for all up to a submission.
+    fn wait(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<()> {
+        let waited = self.device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
         self.check()?;
         waited.map(drop).map_err(|error| self.error(&error.to_string()))
     }
 
-    /// Reads the first bytes of a staging buffer, when the work that writes them is done.
+    /// Reads the first bytes of a staging buffer, when the work that writes them is done: all that
+    /// was submitted, or all up to a submission.
     ///
     /// # Errors
     /// As for [`Gpu::run`].
@@ -188,6 +242,7 @@ impl Gpu {
         &self,
         staging: &wgpu::Buffer,
         bytes: u64,
+        submission: Option<wgpu::SubmissionIndex>,
         read: impl FnOnce(&[u8]),
     ) -> Result<()> {
         let slice = staging.slice(..bytes.next_multiple_of(4));
@@ -196,7 +251,7 @@ impl Gpu {
         slice.map_async(wgpu::MapMode::Read, move |done| {
             let _ = result.set(done);
         });
-        self.run(None)?;
+        self.wait(submission)?;
         match mapped.get() {
             Some(Ok(())) => {}
             Some(Err(error)) => return Err(self.error(&error.to_string())),

@@ -1,88 +1,201 @@
 //! The text of each kernel, put together from the files of `shaders/`.
 
 use crate::layout::Layout;
-use crate::program::{Kernel, KvDtype};
+use crate::lower::{GEMV_ROWS, GEMV_ROWS_OF_ONE};
+use crate::program::{Epilogue, Inputs, Kernel, KvDtype, Matmul};
+
+/// The shaders of a weight in a layout.
+fn weights(layout: Layout) -> String {
+    let own = match layout {
+        Layout::F32 => include_str!("../shaders/weights_f32.wgsl"),
+        Layout::F16 => include_str!("../shaders/weights_f16.wgsl"),
+        Layout::Bf16 => include_str!("../shaders/weights_bf16.wgsl"),
+        Layout::Signed => include_str!("../shaders/weights_signed.wgsl"),
+        Layout::Unsigned => include_str!("../shaders/weights_unsigned.wgsl"),
+        Layout::Nibbles => include_str!("../shaders/weights_nibbles.wgsl"),
+        Layout::Indices => include_str!("../shaders/weights_indices.wgsl"),
+    };
+    [include_str!("../shaders/weights.wgsl"), own].concat()
+}
+
+/// The shaders of a weight and its input rows.
+fn operands(layout: Layout, inputs: Inputs) -> String {
+    let own = match inputs {
+        Inputs::Aligned => include_str!("../shaders/input_aligned.wgsl"),
+        Inputs::Padded => include_str!("../shaders/input_padded.wgsl"),
+    };
+    [weights(layout).as_str(), include_str!("../shaders/input.wgsl"), own].concat()
+}
+
+/// Those and what a matmul does with its sums.
+fn matmul(matmul: Matmul) -> String {
+    let own = match matmul.epilogue {
+        Epilogue::One => include_str!("../shaders/epilogue_one.wgsl"),
+        Epilogue::Three => include_str!("../shaders/epilogue_three.wgsl"),
+        Epilogue::Gate => include_str!("../shaders/epilogue_gate.wgsl"),
+    };
+    let functions = match matmul.epilogue {
+        Epilogue::Gate => FUNCTIONS,
+        Epilogue::One | Epilogue::Three => "",
+    };
+    let operands = operands(matmul.layout, matmul.inputs);
+    [&operands, functions, include_str!("../shaders/epilogue.wgsl"), own].concat()
+}
+
+/// Repeats the lines between `//@ for NAME COUNT` and `//@ end`, with each number for `{NAME}`: a
+/// driver may not unroll the loops that it gets, and arrays that are indexed in a loop are slow. A
+/// count is a number or one of `constants`, which the shader sees as well.
+fn unrolled(source: &str, constants: &[(&str, usize)]) -> String {
+    let declared = constants.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;\n"));
+    let mut text: String = declared.collect();
+    unroll(&mut source.lines(), constants, &mut text);
+    text
+}
+
+/// Unrolls lines up to the end of the loop that they are in.
+fn unroll<'a>(
+    lines: &mut impl Iterator<Item = &'a str>,
+    constants: &[(&str, usize)],
+    text: &mut String,
+) {
+    while let Some(line) = lines.next() {
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("//@"), Some("end"), ..) => return,
+            (Some("//@"), Some("for"), Some(name), Some(count)) => {
+                let constant = constants.iter().find(|(name, _)| *name == count);
+                let count = constant.map(|(_, value)| *value).or_else(|| count.parse().ok());
+                let mut body = String::new();
+                unroll(lines, constants, &mut body);
+                for i in 0..count.expect("a number or a constant") {
+                    text.push_str(&body.replace(&format!("{{{name}}}"), &i.to_string()));
+                }
+            }
+            _ => {
+                text.push_str(line);
+                text.push('\n');
+            }
+        }
+    }
+}
+
+const FUNCTIONS: &str = include_str!("../shaders/functions.wgsl");
+const ARGMAX_REDUCE: &str = include_str!("../shaders/argmax_reduce.wgsl");
+const ATTENTION_ROWS: &str = include_str!("../shaders/attention_rows.wgsl");
+const SUMS: &str = include_str!("../shaders/sums.wgsl");
+const ROW_SUM: &str = include_str!("../shaders/row_sum.wgsl");
+
+/// The text of a kernel, with what all of them have.
+fn text(parts: &[&str], constants: &[(&str, usize)]) -> String {
+    let parts = [include_str!("../shaders/batch.wgsl"), &parts.concat()].concat();
+    unrolled(&parts, constants)
+}
+
+fn gemv(m: Matmul, tokens: usize) -> String {
+    let rows = if tokens == 1 { GEMV_ROWS_OF_ONE } else { GEMV_ROWS };
+    let constants = [
+        ("QUADS", m.layout.chunk_quads()),
+        ("ROWS", rows),
+        ("TOKENS", tokens),
+        ("SUMS", rows * tokens),
+        // Shared memory holds the columns of one row.
+        ("STAGED", usize::from(tokens == 1)),
+        ("DIRECT", usize::from(tokens != 1)),
+    ];
+    text(&[&matmul(m), SUMS, include_str!("../shaders/gemv.wgsl")], &constants)
+}
+
+fn gemm(m: Matmul, tile: usize) -> String {
+    let constants = [("QUADS", m.layout.chunk_quads()), ("HALVES", tile / 64)];
+    text(&[&matmul(m), include_str!("../shaders/gemm.wgsl")], &constants)
+}
+
+fn experts(layout: Layout, inputs: Inputs) -> String {
+    let constants = [("QUADS", layout.chunk_quads()), ("ROWS", GEMV_ROWS), ("SUMS", GEMV_ROWS)];
+    let operands = operands(layout, inputs);
+    text(&[&operands, SUMS, include_str!("../shaders/experts.wgsl")], &constants)
+}
+
+fn store(dtype: KvDtype) -> String {
+    let own = match dtype {
+        KvDtype::F32 => include_str!("../shaders/store_f32.wgsl"),
+        KvDtype::F16 => include_str!("../shaders/store_f16.wgsl"),
+        KvDtype::Q8 => include_str!("../shaders/store_q8.wgsl"),
+    };
+    let unit = dtype.unit().to_string();
+    let store = include_str!("../shaders/kv_store.wgsl").replace("{unit}", &unit);
+    text(&[ROW_SUM, &store, own], &[])
+}
+
+fn attention(tokens: KvDtype, blocks: KvDtype) -> String {
+    let cache = |dtype: KvDtype, name: &str| {
+        let source = match dtype {
+            KvDtype::F32 => include_str!("../shaders/kv_f32.wgsl"),
+            KvDtype::F16 => include_str!("../shaders/kv_f16.wgsl"),
+            KvDtype::Q8 => include_str!("../shaders/kv_q8.wgsl"),
+        };
+        source.replace("{kv}", name)
+    };
+    let caches = [cache(tokens, "kv"), cache(blocks, "blocks")].concat();
+    let own = include_str!("../shaders/attention.wgsl");
+    text(&[FUNCTIONS, ATTENTION_ROWS, &caches, own], &[])
+}
 
 impl Kernel {
     /// The text of the shader.
     pub(crate) fn source(self) -> String {
-        let text = |parts: &[&str]| -> String {
-            [include_str!("../shaders/batch.wgsl"), &parts.concat()].concat()
-        };
-        let weights = |layout: Layout| {
-            let own = match layout {
-                Layout::F32 => include_str!("../shaders/weights_f32.wgsl"),
-                Layout::F16 => include_str!("../shaders/weights_f16.wgsl"),
-                Layout::Bf16 => include_str!("../shaders/weights_bf16.wgsl"),
-                Layout::Signed => include_str!("../shaders/weights_signed.wgsl"),
-                Layout::Unsigned => include_str!("../shaders/weights_unsigned.wgsl"),
-                Layout::Nibbles => include_str!("../shaders/weights_nibbles.wgsl"),
-                Layout::Indices => include_str!("../shaders/weights_indices.wgsl"),
-            };
-            [include_str!("../shaders/weights.wgsl"), own].concat()
-        };
-        let input = include_str!("../shaders/input.wgsl");
-        let functions = include_str!("../shaders/functions.wgsl");
+        let plain = |parts: &[&str]| text(parts, &[]);
         match self {
             Kernel::Embed(layout) => {
-                text(&[&weights(layout), include_str!("../shaders/embed.wgsl")])
+                let constants = [("QUADS", layout.chunk_quads())];
+                text(&[&weights(layout), include_str!("../shaders/embed.wgsl")], &constants)
             }
-            Kernel::Gemv(layout, rows) => {
-                let rows = format!("const N: u32 = {rows}u;\n");
-                text(&[&weights(layout), input, &rows, include_str!("../shaders/gemv.wgsl")])
+            Kernel::Gemv(m, tokens) => gemv(m, tokens),
+            Kernel::Gemm(m, tile) => gemm(m, tile),
+            Kernel::Experts(layout, inputs) => experts(layout, inputs),
+            Kernel::Norm => plain(&[ROW_SUM, include_str!("../shaders/norm.wgsl")]),
+            Kernel::Rope => plain(&[include_str!("../shaders/rope.wgsl")]),
+            Kernel::Elementwise => plain(&[FUNCTIONS, include_str!("../shaders/elementwise.wgsl")]),
+            Kernel::HyperWeights => plain(&[FUNCTIONS, include_str!("../shaders/hyper.wgsl")]),
+            Kernel::Route => plain(&[FUNCTIONS, include_str!("../shaders/route.wgsl")]),
+            Kernel::Pool => plain(&[include_str!("../shaders/pool.wgsl")]),
+            Kernel::Store(dtype) => store(dtype),
+            Kernel::Attention(tokens, blocks) => attention(tokens, blocks),
+            Kernel::AttentionF16 => {
+                let own = include_str!("../shaders/attention_f16.wgsl");
+                plain(&[FUNCTIONS, ATTENTION_ROWS, own])
             }
-            Kernel::Gemm(layout) => {
-                text(&[&weights(layout), input, include_str!("../shaders/gemm.wgsl")])
+            Kernel::CombineSplits => {
+                plain(&[ATTENTION_ROWS, include_str!("../shaders/combine_splits.wgsl")])
             }
-            Kernel::Experts(layout) => {
-                text(&[&weights(layout), input, include_str!("../shaders/experts.wgsl")])
+            Kernel::Conv => plain(&[include_str!("../shaders/conv.wgsl")]),
+            Kernel::Scan => plain(&[FUNCTIONS, include_str!("../shaders/scan.wgsl")]),
+            Kernel::DeltaRule => plain(&[FUNCTIONS, include_str!("../shaders/delta_rule.wgsl")]),
+            Kernel::Compress => plain(&[include_str!("../shaders/compress.wgsl")]),
+            Kernel::Select => plain(&[include_str!("../shaders/select.wgsl")]),
+            Kernel::ArgmaxPart => {
+                plain(&[ARGMAX_REDUCE, include_str!("../shaders/argmax_part.wgsl")])
             }
-            Kernel::Norm => text(&[include_str!("../shaders/norm.wgsl")]),
-            Kernel::Rope => text(&[include_str!("../shaders/rope.wgsl")]),
-            Kernel::Elementwise => text(&[functions, include_str!("../shaders/elementwise.wgsl")]),
-            Kernel::HyperWeights => text(&[functions, include_str!("../shaders/hyper.wgsl")]),
-            Kernel::Route => text(&[functions, include_str!("../shaders/route.wgsl")]),
-            Kernel::Pool => text(&[include_str!("../shaders/pool.wgsl")]),
-            Kernel::Store(dtype) => {
-                let own = match dtype {
-                    KvDtype::F32 => include_str!("../shaders/store_f32.wgsl"),
-                    KvDtype::F16 => include_str!("../shaders/store_f16.wgsl"),
-                    KvDtype::Q8 => include_str!("../shaders/store_q8.wgsl"),
-                };
-                let unit = dtype.unit().to_string();
-                let store = include_str!("../shaders/kv_store.wgsl").replace("{unit}", &unit);
-                text(&[&store, own])
-            }
-            Kernel::Attention(tokens, blocks) => {
-                let cache = |dtype: KvDtype, name: &str| {
-                    let source = match dtype {
-                        KvDtype::F32 => include_str!("../shaders/kv_f32.wgsl"),
-                        KvDtype::F16 => include_str!("../shaders/kv_f16.wgsl"),
-                        KvDtype::Q8 => include_str!("../shaders/kv_q8.wgsl"),
-                    };
-                    source.replace("{kv}", name)
-                };
-                let caches = [cache(tokens, "kv"), cache(blocks, "blocks")].concat();
-                text(&[functions, &caches, include_str!("../shaders/attention.wgsl")])
-            }
-            Kernel::Conv => text(&[include_str!("../shaders/conv.wgsl")]),
-            Kernel::Scan => text(&[functions, include_str!("../shaders/scan.wgsl")]),
-            Kernel::DeltaRule => text(&[functions, include_str!("../shaders/delta_rule.wgsl")]),
-            Kernel::Compress => text(&[include_str!("../shaders/compress.wgsl")]),
-            Kernel::Select => text(&[include_str!("../shaders/select.wgsl")]),
+            Kernel::Argmax => plain(&[ARGMAX_REDUCE, include_str!("../shaders/argmax.wgsl")]),
         }
     }
 
     /// Of each binding from 1 on, whether the shader writes it.
     pub(crate) fn writes(self) -> &'static [bool] {
         match self {
-            Kernel::Embed(_) | Kernel::Pool | Kernel::Store(_) => &[false, true],
-            Kernel::Gemv(..) | Kernel::Gemm(_) => &[false, false, false, true],
-            Kernel::Experts(_) => &[false, false, false, true, false],
+            Kernel::Embed(_) | Kernel::Pool | Kernel::ArgmaxPart | Kernel::Argmax => &[false, true],
+            Kernel::Gemv(m, _) | Kernel::Gemm(m, _) => match m.epilogue {
+                Epilogue::One | Epilogue::Gate => &[false, false, false, false, true],
+                Epilogue::Three => &[false, false, false, false, true, true, true],
+            },
+            Kernel::Store(_) => &[false, false, false, false, false, true, true],
+            Kernel::Experts(..) => &[false, false, false, true, false],
             Kernel::Norm | Kernel::HyperWeights => &[false, false, false, true],
             Kernel::Rope | Kernel::Elementwise => &[false, false, true],
             Kernel::Route => &[false, false, false, true, true],
             Kernel::Attention(..) => &[false, false, false, false, false, true],
+            Kernel::AttentionF16 => &[false, false, false, true],
+            Kernel::CombineSplits => &[false, false, true],
             Kernel::Conv => &[false, false, false, true, true],
             Kernel::Scan | Kernel::DeltaRule => &[false, false, false, false, false, true, true],
             Kernel::Compress => &[false, false, true, true],
@@ -111,9 +224,22 @@ mod tests {
         ];
         let dtypes = [KvDtype::F32, KvDtype::F16, KvDtype::Q8];
         let of_layout = |layout| {
-            let gemv = [1, 4].map(|rows| Kernel::Gemv(layout, rows));
-            let others = [Kernel::Embed(layout), Kernel::Gemm(layout), Kernel::Experts(layout)];
-            [&gemv[..], &others].concat()
+            let matmuls = |inputs| {
+                let matmul = |epilogue| Matmul { layout, inputs, epilogue };
+                let of = |m| {
+                    [
+                        Kernel::Gemv(m, 1),
+                        Kernel::Gemv(m, 4),
+                        Kernel::Gemm(m, 64),
+                        Kernel::Gemm(m, 128),
+                    ]
+                };
+                let matmuls = [Epilogue::One, Epilogue::Three, Epilogue::Gate].map(matmul);
+                let experts = [Kernel::Experts(layout, inputs)];
+                matmuls.into_iter().flat_map(of).chain(experts).collect::<Vec<_>>()
+            };
+            let all = [Inputs::Aligned, Inputs::Padded].map(matmuls);
+            [all.concat(), vec![Kernel::Embed(layout)]].concat()
         };
         let of_dtype = |dtype| {
             [vec![Kernel::Store(dtype)], dtypes.map(|b| Kernel::Attention(dtype, b)).to_vec()]
@@ -125,11 +251,15 @@ mod tests {
             Kernel::HyperWeights,
             Kernel::Route,
             Kernel::Pool,
+            Kernel::AttentionF16,
+            Kernel::CombineSplits,
             Kernel::Conv,
             Kernel::Scan,
             Kernel::DeltaRule,
             Kernel::Compress,
             Kernel::Select,
+            Kernel::ArgmaxPart,
+            Kernel::Argmax,
         ];
         let kernels = layouts.into_iter().flat_map(of_layout);
         kernels.chain(dtypes.into_iter().flat_map(of_dtype).flatten()).chain(others).collect()
@@ -165,6 +295,29 @@ mod tests {
             hlsl::Writer::new(&mut String::new(), &options, &pipeline)
                 .write(&module, &info, None)
                 .unwrap_or_else(|e| panic!("{kernel:?}: HLSL: {e}"));
+        }
+    }
+
+    /// The least that WebGPU guarantees, which opening an adapter asks for.
+    #[test]
+    fn kernels_need_no_more_shared_memory_buffers_and_threads_than_adapters_have() {
+        let limits = wgpu::Limits::default();
+        for kernel in all() {
+            let (module, _) = validated(kernel);
+            let mut layouter = naga::proc::Layouter::default();
+            layouter.update(module.to_ctx()).unwrap();
+            let in_space = |space: fn(&naga::AddressSpace) -> bool| {
+                module.global_variables.iter().filter(move |(_, v)| space(&v.space))
+            };
+            let shared = in_space(|space| matches!(space, naga::AddressSpace::WorkGroup));
+            let bytes: u32 = shared.map(|(_, v)| layouter[v.ty].size).sum();
+            assert!(bytes <= limits.max_compute_workgroup_storage_size, "{kernel:?}: {bytes}");
+            let buffers = in_space(|space| matches!(space, naga::AddressSpace::Storage { .. }));
+            let buffers = buffers.count() as u32;
+            let most = limits.max_storage_buffers_per_shader_stage;
+            assert!(buffers <= most, "{kernel:?}: {buffers} buffers");
+            let threads: u32 = module.entry_points[0].workgroup_size.iter().product();
+            assert!(threads <= limits.max_compute_invocations_per_workgroup, "{kernel:?}");
         }
     }
 

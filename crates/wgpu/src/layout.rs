@@ -19,13 +19,14 @@ pub(crate) enum Layout {
     F16,
     /// The upper halves of single precision, without scales.
     Bf16,
-    /// Bytes, minus 128, with a scale for each 16 columns.
+    /// Signed bytes with a scale for each 16 columns.
     Signed,
     /// Bytes with a scale and a minimum.
     Unsigned,
-    /// Nibbles with a scale and a minimum.
+    /// Nibbles with a scale and a minimum. A word has four columns in the low halves of its bytes,
+    /// and the next four in the high halves.
     Nibbles,
-    /// Nibbles that are indices of a codebook, with a scale for each 16 columns.
+    /// Nibbles in the same places that are indices of a codebook, with a scale for each 16 columns.
     Indices,
 }
 
@@ -57,6 +58,11 @@ impl Layout {
         }
     }
 
+    /// A quarter of the columns of four words of codes.
+    pub(crate) fn chunk_quads(self) -> usize {
+        32 / self.group_words()
+    }
+
     fn has_scales(self) -> bool {
         !matches!(self, Layout::F32 | Layout::F16 | Layout::Bf16)
     }
@@ -64,6 +70,11 @@ impl Layout {
     /// Words of a row of `groups` groups: codes, scales, factor.
     pub(crate) fn row_words(self, groups: usize) -> usize {
         groups * (self.group_words() + usize::from(self.has_scales())) + 1
+    }
+
+    /// Bytes of a matrix.
+    pub(crate) fn bytes(self, rows: usize, cols: usize) -> u64 {
+        4 * (rows * self.row_words(cols.div_ceil(GROUP_COLS))) as u64
     }
 }
 
@@ -161,9 +172,14 @@ impl Packing {
             match self.layout {
                 Layout::Nibbles | Layout::Indices => {
                     for (word, codes) in words.iter_mut().zip(group.codes.chunks_exact(8)) {
-                        let code = |(i, &code): (usize, &u8)| u32::from(code) << (4 * i);
-                        *word = codes.iter().enumerate().map(code).sum();
+                        let code = |i: usize| codes[i] | codes[4 + i] << 4;
+                        *word = u32::from_le_bytes(std::array::from_fn(code));
                     }
+                }
+                // The reader's are greater by 128.
+                Layout::Signed => {
+                    let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+                    bytes.iter_mut().zip(&group.codes).for_each(|(to, code)| *to = code ^ 0x80);
                 }
                 _ => bytemuck::cast_slice_mut(words).copy_from_slice(&group.codes),
             }
@@ -190,19 +206,18 @@ impl<'a> Sections<'a> {
 }
 
 impl<'a> Sections<'a> {
-    /// Shares of `rows` rows, the last one maybe of fewer.
-    pub(crate) fn shares(
+    /// The first `rows` rows, and the others.
+    pub(crate) fn split_at(
         self,
         rows: usize,
         groups: usize,
         layout: Layout,
-    ) -> impl Iterator<Item = Sections<'a>> {
-        let codes = self.codes.chunks_mut(rows * groups * layout.group_words());
-        let mut scales = self.scales.chunks_mut(rows * groups);
-        codes.zip(self.factors.chunks_mut(rows)).map(move |(codes, factors)| {
-            let scales = scales.next().unwrap_or_default();
-            Sections { codes, scales, factors }
-        })
+    ) -> (Sections<'a>, Sections<'a>) {
+        let scales = if layout.has_scales() { rows * groups } else { 0 };
+        let codes = self.codes.split_at_mut(rows * groups * layout.group_words());
+        let (scales, factors) = (self.scales.split_at_mut(scales), self.factors.split_at_mut(rows));
+        let sections = |codes, scales, factors| Sections { codes, scales, factors };
+        (sections(codes.0, scales.0, factors.0), sections(codes.1, scales.1, factors.1))
     }
 }
 

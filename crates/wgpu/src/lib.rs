@@ -15,6 +15,7 @@ mod lower;
 mod model;
 mod observe;
 mod program;
+mod timestamps;
 mod weights;
 
 use std::sync::Arc;
@@ -28,8 +29,10 @@ use bodkin_model::Plan;
 
 use gpu::Gpu;
 
-/// Bytes of the buffer that the bandwidth is measured with.
-const BANDWIDTH_BYTES: u64 = 64 << 20;
+/// Bytes of the buffer that the bandwidth is measured with: more than a GPU's caches hold.
+const LARGE_BYTES: u64 = 512 << 20;
+/// Of software.
+const SMALL_BYTES: u64 = 64 << 20;
 /// Copies of it.
 const BANDWIDTH_COPIES: u64 = 8;
 
@@ -37,6 +40,7 @@ const BANDWIDTH_COPIES: u64 = 8;
 pub struct Wgpu {
     gpu: Arc<Gpu>,
     kv_type: KvType,
+    fuse: bool,
 }
 
 /// The adapters of this machine, one line each, in the order of their numbers.
@@ -59,13 +63,19 @@ impl Wgpu {
                 count => format!("expected a GPU below {count}, found wgpu:{number}"),
             }));
         };
-        Ok(Wgpu { gpu: Arc::new(Gpu::open(adapter)?), kv_type: KvType::Auto })
+        Ok(Wgpu { gpu: Arc::new(Gpu::open(adapter)?), kv_type: KvType::Auto, fuse: true })
     }
 
     /// With another type of the KV cache.
     #[must_use]
     pub fn keeping(self, kv_type: KvType) -> Wgpu {
         Wgpu { kv_type, ..self }
+    }
+
+    /// With or without operations that run together, for comparison: the results are the same.
+    #[must_use]
+    pub fn fusing(self, fuse: bool) -> Wgpu {
+        Wgpu { fuse, ..self }
     }
 }
 
@@ -93,20 +103,26 @@ impl Backend for Wgpu {
 
     fn bandwidth(&self) -> Result<f64> {
         let gpu = &self.gpu;
-        let from = gpu.buffer("bandwidth", BANDWIDTH_BYTES)?;
-        let to = gpu.buffer("bandwidth", BANDWIDTH_BYTES)?;
-        let copies = || {
+        let largest = gpu.limits.max_storage_buffer_binding_size.min(gpu.limits.max_buffer_size);
+        // Software would take long, and its memory is the host's.
+        let is_software = gpu.info.device_type == wgpu::DeviceType::Cpu;
+        let bytes = if is_software { SMALL_BYTES } else { LARGE_BYTES }.min(largest / 4 * 4);
+        let from = gpu.buffer("bandwidth", bytes)?;
+        let to = gpu.buffer("bandwidth", bytes)?;
+        let seconds = |copies: u64| -> Result<f64> {
             let mut encoder = gpu.device.create_command_encoder(&Default::default());
-            for _ in 0..BANDWIDTH_COPIES {
-                encoder.copy_buffer_to_buffer(&from, 0, &to, 0, BANDWIDTH_BYTES);
+            for _ in 0..copies {
+                encoder.copy_buffer_to_buffer(&from, 0, &to, 0, bytes);
             }
-            encoder.finish()
+            let start = Instant::now();
+            gpu.run(Some(encoder.finish()))?;
+            Ok(start.elapsed().as_secs_f64())
         };
-        gpu.run(Some(copies()))?;
-        let start = Instant::now();
-        gpu.run(Some(copies()))?;
+        seconds(1)?;
+        // What a submission takes beside the copies is in both.
+        let (few, many) = (seconds(1)?, seconds(1 + BANDWIDTH_COPIES)?);
         // Every byte is read and written.
-        Ok((2 * BANDWIDTH_COPIES * BANDWIDTH_BYTES) as f64 / start.elapsed().as_secs_f64())
+        Ok((2 * BANDWIDTH_COPIES * bytes) as f64 / (many - few).max(1e-9))
     }
 
     fn available_memory(&self) -> Option<u64> {
@@ -125,7 +141,8 @@ impl Backend for Wgpu {
         limits: &Limits,
         progress: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
-        let model = model::WgpuModel::load(&self.gpu, plan, file, limits, self.kv_type, progress)?;
+        let how = (self.kv_type, self.fuse);
+        let model = model::WgpuModel::load(&self.gpu, plan, file, limits, how, progress)?;
         Ok(Box::new(model))
     }
 }

@@ -1,18 +1,30 @@
 //! The plan as dispatches: one or two for each operation. This file must not know the device.
 
 mod attention;
+mod matmul;
 mod rows;
+mod stages;
 mod state;
 mod values;
 
 use bodkin_backend::{Error, Limits, Result};
 use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
-use crate::program::{BufferId, Depth, Dispatch, Kernel, KvDtype, Program, ValueBuffer};
+pub(crate) use attention::all_split_elements;
+pub(crate) use matmul::{GEMV_ROWS, GEMV_ROWS_OF_ONE};
+pub(crate) use stages::{Stage, stacks, stages};
+
+use crate::program::{BufferId, Depth, Dispatch, Grid, Kernel, KvDtype, Program, ValueBuffer};
 use crate::weights::Matrix;
+use stages::Kind;
 
 /// Threads of a workgroup that has an element each.
 const THREADS: usize = 64;
+
+/// Parts of a row of logits, as in `argmax_reduce.wgsl`.
+pub(crate) const ARGMAX_PARTS: usize = 64;
+/// The most workgroups in a dimension.
+const MAX_ROWS: usize = 65_535;
 
 /// What the lowering of an operation needs to know.
 pub(crate) struct Lowering<'a> {
@@ -22,35 +34,52 @@ pub(crate) struct Lowering<'a> {
     kv_dtypes: &'a [KvDtype],
     window_indices: Vec<usize>,
     program: Program,
+    /// The first operation of the stage, and the last one, whose result is the stage's.
+    first: usize,
     op: usize,
 }
 
-/// Lowers a plan whose matrices are packed as `matrices` say.
+/// Lowers the stages of a plan whose matrices are packed as `matrices` say.
 ///
 /// # Errors
 /// If an operation is larger than its kernel takes.
 pub(crate) fn lower(
     plan: &Plan,
+    stages: &[Stage],
     limits: &Limits,
     matrices: &[Option<Matrix>],
     kv_dtypes: &[KvDtype],
 ) -> Result<Program> {
-    let (values, buffer_of) = values::buffers(plan);
+    // A dispatch counts rows in its third dimension.
+    at_most("rows of a step", limits.tokens.max(limits.outputs), MAX_ROWS)?;
+    let (values, buffer_of) = values::buffers(plan, stages);
     let program =
         Program { dispatches: Vec::new(), values, buffer_of, ropes: Vec::new(), counts: 0 };
     let window_indices = plan.window_indices();
     let mut lowering =
-        Lowering { plan, limits, matrices, kv_dtypes, window_indices, program, op: 0 };
-    for op in 0..plan.ops.len() {
-        lowering.op = op;
-        lowering.lower_op()?;
+        Lowering { plan, limits, matrices, kv_dtypes, window_indices, program, first: 0, op: 0 };
+    for stage in stages {
+        (lowering.first, lowering.op) = (stage.ops.start, stage.ops.end - 1);
+        match stage.kind {
+            Kind::Alone => lowering.lower_op()?,
+            Kind::Siblings | Kind::Gated { .. } | Kind::Residual { .. } => {
+                lowering.fused_matmuls(stage);
+            }
+            Kind::Rotated => lowering.rotated_attention(stage)?,
+        }
     }
+    // Of the plan's output, whatever it is: only steps that ask for tokens run it.
+    (lowering.first, lowering.op) = (plan.ops.len(), plan.ops.len() - 1);
+    let (buffers, params) = (vec![lowering.out(), BufferId::Parts], vec![lowering.width() as u32]);
+    lowering.push(Kernel::ArgmaxPart, buffers, params, ARGMAX_PARTS, Depth::Outputs);
+    let buffers = vec![BufferId::Parts, BufferId::Tokens];
+    lowering.push(Kernel::Argmax, buffers, Vec::new(), 1, Depth::Outputs);
     Ok(lowering.program)
 }
 
 /// The buffers of the plan's values.
-pub(crate) fn value_buffers(plan: &Plan) -> Vec<ValueBuffer> {
-    values::buffers(plan).0
+pub(crate) fn value_buffers(plan: &Plan, stages: &[Stage]) -> Vec<ValueBuffer> {
+    values::buffers(plan, stages).0
 }
 
 /// An operation that is too large for its kernel.
@@ -76,7 +105,10 @@ impl Lowering<'_> {
             | Op::Cutoff { .. }
             | Op::HyperWeights { .. }
             | Op::Pool { .. } => self.rows(),
-            Op::Linear { .. } | Op::Logits { .. } | Op::ExpertLinear { .. } => self.matmul(),
+            Op::Linear { .. } | Op::Logits { .. } | Op::ExpertLinear { .. } => {
+                self.matmul();
+                Ok(())
+            }
             Op::Route { .. } => self.route(),
             Op::Attention { .. } | Op::Select { .. } => self.attention(),
             Op::Conv { .. } | Op::Compress { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => {
@@ -108,13 +140,18 @@ impl Lowering<'_> {
         groups: usize,
         depth: Depth,
     ) {
-        let op = self.op;
-        self.program.dispatches.push(Dispatch { kernel, buffers, params, groups, depth, op });
+        let (grid, op) = (Grid { groups, depth }, self.first);
+        let dispatch = Dispatch { kernel, buffers, params, grid, short: None, op };
+        self.program.dispatches.push(dispatch);
     }
 
     /// The buffer of a value.
     fn value(&self, value: Value) -> BufferId {
-        BufferId::Value(self.program.buffer_of[value.0])
+        BufferId::Value(self.buffer_of(value))
+    }
+
+    fn buffer_of(&self, value: Value) -> usize {
+        self.program.buffer_of[value.0].expect("a value that is read is stored")
     }
 
     /// The buffer of the operation's result.
@@ -129,7 +166,7 @@ impl Lowering<'_> {
 
     /// Rows of the operation's result.
     fn depth(&self) -> Depth {
-        match self.program.values[self.program.buffer_of[self.op]].is_output {
+        match self.program.values[self.buffer_of(Value(self.op))].is_output {
             true => Depth::Outputs,
             false => Depth::Tokens,
         }

@@ -1,5 +1,8 @@
 //! A loaded model: its buffers, and how a step runs on them.
 
+mod greedy;
+mod profile;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,9 +18,10 @@ use crate::buffers::{self, Buffers};
 use crate::dispatch::{self, Ready};
 use crate::gpu::Gpu;
 use crate::kv;
-use crate::lower::lower;
+use crate::lower::{Stage, all_split_elements, lower, stacks, stages};
 use crate::observe::Observed;
-use crate::program::{BufferId, Depth, Program};
+use crate::program::{ARGMAX_DISPATCHES, BufferId, Depth, Program};
+use crate::timestamps::Timestamps;
 use crate::weights;
 
 /// A plan on a GPU.
@@ -25,15 +29,24 @@ pub(crate) struct WgpuModel {
     plan: Arc<Plan>,
     limits: Limits,
     gpu: Arc<Gpu>,
+    stages: Vec<Stage>,
     program: Program,
     ready: Vec<Ready>,
     buffers: Buffers,
     ropes: Vec<RopeTable>,
+    /// Cosines and sines of a position, and those of all rows.
+    angles: [Vec<f32>; 3],
     data: BatchData,
     batch: (wgpu::Buffer, wgpu::BindGroup),
     logits: wgpu::Buffer,
     host: HostSampler,
+    /// Of a greedy step: where tokens are read from, of this step and of the one after it; the
+    /// tokens; and what the next step reads.
+    received: [wgpu::Buffer; 2],
+    tokens: Vec<Option<u32>>,
+    next: Batch,
     trace: Option<Vec<Interval>>,
+    profile: Option<Timestamps>,
 }
 
 /// The bytes that a model will hold.
@@ -43,6 +56,7 @@ pub(crate) fn memory(
     kv_type: backend::KvType,
     most_bytes: u64,
 ) -> Memory {
+    let stages = stages(plan, most_bytes, true);
     let dtypes = kv::dtypes(plan, kv_type);
     let pages = plan.slots.iter().zip(&dtypes).zip(plan.window_indices());
     let pages = pages.map(|((slot, &dtype), window)| {
@@ -51,14 +65,23 @@ pub(crate) fn memory(
     let states: usize = plan.states.iter().map(|s| 4 * limits.state_slots * s.elements()).sum();
     let logits = 4 * (limits.outputs * plan.output_width()) as u64;
     let scores = 4 * (limits.tokens * buffers::scores_width(plan, limits)) as u64;
-    let values = crate::lower::value_buffers(plan);
+    let mut ropes: Vec<&bodkin_model::Rope> = Vec::new();
+    for op in &plan.ops {
+        match op {
+            Op::Rope { rope, .. } if !ropes.contains(&rope) => ropes.push(rope),
+            _ => {}
+        }
+    }
+    let angles: usize = ropes.iter().map(|rope| 4 * rope.dims * limits.tokens).sum();
+    let splits = 4 * all_split_elements(plan, limits, &dtypes) as u64;
+    let values = crate::lower::value_buffers(plan, &stages);
     let rows = |is_output| if is_output { limits.outputs } else { limits.tokens };
     let values = values.iter().map(|v| 4 * (v.width * rows(v.is_output)) as u64);
     Memory {
-        weight_bytes: weights::bytes(plan, most_bytes),
+        weight_bytes: weights::bytes(plan, &stacks(plan, &stages), most_bytes),
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
-        scratch_bytes: values.sum::<u64>() + 2 * logits + scores,
+        scratch_bytes: values.sum::<u64>() + 2 * logits + scores + splits + angles as u64,
         ..Memory::default()
     }
 }
@@ -69,12 +92,14 @@ impl WgpuModel {
         plan: Arc<Plan>,
         file: &Arc<File>,
         limits: &Limits,
-        kv_type: backend::KvType,
+        (kv_type, fuse): (backend::KvType, bool),
         progress: backend::Progress<'_>,
     ) -> Result<WgpuModel> {
         let dtypes = kv::dtypes(&plan, kv_type);
-        let matrices = weights::matrices(&plan, gpu.limits.max_storage_buffer_binding_size);
-        let program = lower(&plan, limits, &matrices, &dtypes)?;
+        let most_bytes = gpu.limits.max_storage_buffer_binding_size;
+        let stages = stages(&plan, most_bytes, fuse);
+        let matrices = weights::matrices(&plan, &stacks(&plan, &stages), most_bytes);
+        let program = lower(&plan, &stages, limits, &matrices, &dtypes)?;
         let buffers = Buffers::new(gpu, &plan, &program, limits, &dtypes)?;
         let loaded = weights::load(gpu, &plan, file, &matrices, progress)?;
         let vector = |id: WeightId| weights::values(file, plan.weight(id));
@@ -83,10 +108,10 @@ impl WgpuModel {
             rope.table(factors.as_deref())
         };
         let ropes = program.ropes.iter().map(table).collect();
-        let find = |id: BufferId| match id {
-            BufferId::Matrix(id, part) => Ok(loaded[id.0].parts[part].clone()),
+        let find = |id: &BufferId| match id {
+            BufferId::Matrix(id, part) => Ok(loaded[id.0].parts[*part].clone()),
             BufferId::Vector(id) => Ok(loaded[id.0].vector.clone().expect("read as a vector")),
-            BufferId::ScanWeights(ids) => weights::concatenated(gpu, &plan, file, ids),
+            BufferId::Concatenated(ids) => weights::concatenated(gpu, &plan, file, ids),
             id => Ok(buffers.get(id).clone()),
         };
         let params = dispatch::params(gpu, &program)?;
@@ -98,11 +123,17 @@ impl WgpuModel {
         Ok(WgpuModel {
             logits: gpu.staging(4 * (limits.outputs * plan.output_width()) as u64),
             host: HostSampler::new(&plan, limits),
+            received: [0, 1].map(|_| gpu.staging(4 * limits.outputs as u64)),
+            tokens: Vec::with_capacity(limits.outputs),
+            next: Batch::default(),
             data: BatchData::default(),
+            angles: Default::default(),
             trace: None,
+            profile: None,
             gpu: Arc::clone(gpu),
             limits: limits.clone(),
             plan,
+            stages,
             program,
             ready,
             buffers,
@@ -123,6 +154,7 @@ impl WgpuModel {
         self.send(batch)?;
         let sent = Instant::now();
         let mut first = 0;
+        let is_observed = observer.is_some();
         if let Some(observer) = observer {
             let plan = Arc::clone(&self.plan);
             for (op, matmul) in Observed::all(&plan) {
@@ -134,11 +166,14 @@ impl WgpuModel {
                 matmul.show(&plan, batch, &input, route.as_deref(), observer);
             }
         }
-        self.submit(first..self.ready.len(), true)?;
+        self.submit(first..self.forward_len(), true)?;
         let bytes = size_of_val(logits) as u64;
-        self.gpu.read(&self.logits, bytes, |read| {
+        self.gpu.read(&self.logits, bytes, None, |read| {
             bytemuck::cast_slice_mut(logits).copy_from_slice(read);
         })?;
+        if !is_observed {
+            self.add_times(batch)?;
+        }
         if let Some(trace) = &mut self.trace {
             let end = Instant::now();
             let interval = |track, activity, name: &str, start, end| Interval {
@@ -163,56 +198,73 @@ impl WgpuModel {
         }
         self.gpu.queue.write_buffer(&self.batch.0, 0, bytes);
         for (op, &buffer) in self.plan.ops.iter().zip(&self.program.buffer_of) {
-            if matches!(op, Op::Input) {
+            if let (Op::Input, Some(buffer)) = (op, buffer) {
                 let bytes = bytemuck::cast_slice(&batch.inputs);
                 self.gpu.queue.write_buffer(&self.buffers.values[buffer], 0, bytes);
             }
         }
         for (table, buffer) in self.ropes.iter().zip(&self.buffers.angles) {
             let pairs = table.inverse_frequencies.len();
-            let (mut cos, mut sin) = (vec![0.0; pairs], vec![0.0; pairs]);
-            let mut angles = Vec::with_capacity(2 * pairs * batch.tokens.len());
+            let [cos, sin, angles] = &mut self.angles;
+            cos.resize(pairs, 0.0);
+            sin.resize(pairs, 0.0);
+            angles.clear();
             for position in batch.positions() {
-                table.cos_sin_at(position as u32, &mut cos, &mut sin);
-                angles.extend(cos.iter().zip(&sin).flat_map(|(&c, &s)| [c, s]));
+                table.cos_sin_at(position as u32, cos, sin);
+                angles.extend(cos.iter().zip(&*sin).flat_map(|(&c, &s)| [c, s]));
             }
-            self.gpu.queue.write_buffer(buffer, 0, bytemuck::cast_slice(&angles));
+            self.gpu.queue.write_buffer(buffer, 0, bytemuck::cast_slice(angles));
         }
         Ok(())
+    }
+
+    /// The dispatches before those of the largest logits.
+    fn forward_len(&self) -> usize {
+        self.ready.len() - ARGMAX_DISPATCHES
+    }
+
+    /// Records some dispatches in one pass.
+    fn record(&self, encoder: &mut wgpu::CommandEncoder, dispatches: std::ops::Range<usize>) {
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+        pass.set_bind_group(1, &self.batch.1, &[]);
+        let profile = self.profile.as_ref().filter(|_| dispatches.len() == self.forward_len());
+        if let Some(profile) = profile {
+            profile.mark(&mut pass, 0);
+        }
+        for (i, ready) in dispatches.clone().zip(&self.ready[dispatches]) {
+            ready.record(&mut pass, &self.data);
+            if let Some(profile) = profile {
+                profile.mark(&mut pass, i + 1);
+            }
+        }
+        drop(pass);
+        if let Some(profile) = profile {
+            profile.resolve(encoder);
+        }
     }
 
     /// Runs some dispatches, and at the end copies the logits for the host.
     fn submit(&self, dispatches: std::ops::Range<usize>, is_last: bool) -> Result<()> {
         let descriptor = wgpu::CommandEncoderDescriptor { label: Some("step") };
         let mut encoder = self.gpu.device.create_command_encoder(&descriptor);
-        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-        pass.set_bind_group(1, &self.batch.1, &[]);
-        for ready in &self.ready[dispatches] {
-            let depth = self.data.depth(ready.depth) as u32;
-            if depth == 0 {
-                continue;
-            }
-            let is_one =
-                matches!(ready.depth, Depth::List(list, _) if self.data.list_len(list) == 1);
-            let for_one = ready.compiled_for_one.as_ref().filter(|_| is_one);
-            pass.set_pipeline(&for_one.unwrap_or(&ready.compiled).pipeline);
-            pass.set_bind_group(0, &ready.operands, &[]);
-            let [x, y] = ready.groups;
-            pass.dispatch_workgroups(x, y, depth);
-        }
-        drop(pass);
+        self.record(&mut encoder, dispatches);
         let bytes = 4 * (self.data.depth(Depth::Outputs) * self.plan.output_width()) as u64;
         if is_last && bytes > 0 {
-            let output = &self.buffers.values[self.program.buffer_of[self.plan.output().0]];
+            let output = &self.buffers.values[self.buffer_of(self.plan.output())];
             encoder.copy_buffer_to_buffer(output, 0, &self.logits, 0, bytes);
         }
         self.gpu.queue.submit([encoder.finish()]);
         self.gpu.check()
     }
 
+    /// The number of a value's buffer.
+    fn buffer_of(&self, value: Value) -> usize {
+        self.program.buffer_of[value.0].expect("inputs of matmuls and the output are stored")
+    }
+
     /// Reads the rows of a value of this step.
     fn read_value(&self, value: Value, batch: &Batch) -> Result<Vec<f32>> {
-        let buffer = self.program.buffer_of[value.0];
+        let buffer = self.buffer_of(value);
         let is_output = self.program.values[buffer].is_output;
         let rows = if is_output { batch.outputs.len() } else { batch.tokens.len() };
         let bytes = 4 * (rows * self.plan.width(value)) as u64;
@@ -224,7 +276,7 @@ impl WgpuModel {
         let staging = self.gpu.staging(bytes);
         self.copy(buffer, at, &staging, 0, bytes);
         let mut read = Vec::new();
-        self.gpu.read(&staging, bytes, |bytes| read.extend_from_slice(bytes))?;
+        self.gpu.read(&staging, bytes, None, |bytes| read.extend_from_slice(bytes))?;
         Ok(read)
     }
 
@@ -285,6 +337,9 @@ impl Model for WgpuModel {
     }
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
+        if self.is_greedy(&step) {
+            return self.step_greedy(&step, sink);
+        }
         let mut host = std::mem::take(&mut self.host);
         let result = host
             .run(step, sink, &mut |batch, logits, observer| self.forward(batch, logits, observer));
@@ -318,12 +373,15 @@ impl Model for WgpuModel {
 
     fn stats(&self) -> ModelStats {
         let timeline = self.trace.clone().unwrap_or_default();
+        let stages = self.stage_profiles();
         let bytes = 4 * self.program.counts as u64;
         let counts = match bytes {
             0 => Ok(Vec::new()),
             _ => self.read_buffer(&self.buffers.counts, 0, bytes),
         };
-        let Ok(counts) = counts else { return ModelStats { timeline, ..ModelStats::default() } };
+        let Ok(counts) = counts else {
+            return ModelStats { stages, timeline, ..ModelStats::default() };
+        };
         let counts: Vec<u32> = bytemuck::pod_collect_to_vec(&counts);
         let mut rest = counts.into_iter().map(u64::from);
         let routings = self.plan.ops.iter().filter_map(|op| match op {
@@ -334,10 +392,12 @@ impl Model for WgpuModel {
             let counts = rest.by_ref().take(experts).collect();
             ExpertStats { layer, counts, seconds: Vec::new(), cache: None }
         });
-        ModelStats { experts: experts.collect(), timeline, ..ModelStats::default() }
+        ModelStats { experts: experts.collect(), stages, timeline, ..ModelStats::default() }
     }
 
-    fn set_profiling(&mut self, _: bool) {}
+    fn set_profiling(&mut self, on: bool) {
+        self.profile = if on { Timestamps::new(&self.gpu, self.forward_len()) } else { None };
+    }
 
     fn set_tracing(&mut self, on: bool) -> Result<()> {
         self.trace = on.then(Vec::new);

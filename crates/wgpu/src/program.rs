@@ -35,9 +35,10 @@ impl KvDtype {
 pub(crate) enum Kernel {
     Embed(Layout),
     /// Matmuls of few rows, with the number of rows of a workgroup.
-    Gemv(Layout, usize),
-    Gemm(Layout),
-    Experts(Layout),
+    Gemv(Matmul, usize),
+    /// Matmuls of many rows, with the number of rows of a workgroup: 64 or 128.
+    Gemm(Matmul, usize),
+    Experts(Layout, Inputs),
     Norm,
     Rope,
     Elementwise,
@@ -47,11 +48,75 @@ pub(crate) enum Kernel {
     Store(KvDtype),
     /// The types of the cache of tokens and of that of blocks.
     Attention(KvDtype, KvDtype),
+    /// Attention to halves, maybe in splits.
+    AttentionF16,
+    CombineSplits,
     Conv,
     Scan,
     DeltaRule,
     Compress,
     Select,
+    ArgmaxPart,
+    Argmax,
+}
+
+impl Kernel {
+    /// Whether it reads a matrix of weights, not a row of a table.
+    pub(crate) fn is_matmul(self) -> bool {
+        matches!(self, Kernel::Gemv(..) | Kernel::Gemm(..) | Kernel::Experts(..))
+    }
+
+    /// A name for people.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kernel::Embed(_) => "embed",
+            Kernel::Gemv(..) => "GEMV",
+            Kernel::Gemm(..) => "GEMM",
+            Kernel::Experts(..) => "experts",
+            Kernel::Norm => "norm",
+            Kernel::Rope => "rope",
+            Kernel::Elementwise => "elementwise",
+            Kernel::HyperWeights => "hyper-connections",
+            Kernel::Route => "route",
+            Kernel::Pool => "pool",
+            Kernel::Store(_) => "rope and store",
+            Kernel::Attention(..) | Kernel::AttentionF16 | Kernel::CombineSplits => "attention",
+            Kernel::Conv => "convolution",
+            Kernel::Scan => "scan",
+            Kernel::DeltaRule => "delta rule",
+            Kernel::Compress => "compress",
+            Kernel::Select => "select",
+            Kernel::ArgmaxPart | Kernel::Argmax => "argmax",
+        }
+    }
+}
+
+/// What the kernels of a matmul are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Matmul {
+    pub(crate) layout: Layout,
+    pub(crate) inputs: Inputs,
+    pub(crate) epilogue: Epilogue,
+}
+
+/// How input rows lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Inputs {
+    /// Without padding, in vectors of four.
+    Aligned,
+    /// With columns that the weight does not have.
+    Padded,
+}
+
+/// What a matmul does with its sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Epilogue {
+    /// Stores them, maybe added to something.
+    One,
+    /// Stores those of two or three stacked weights.
+    Three,
+    /// Multiplies the lower half of the rows with what an activation makes of the upper half.
+    Gate,
 }
 
 /// The operations of `elementwise.wgsl`, numbered alike there.
@@ -72,18 +137,20 @@ pub(crate) enum Elementwise {
 }
 
 /// A buffer on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BufferId {
     /// Nothing: for an operand that the dispatch does not have.
     None,
+    /// Nothing: for a result that it does not have.
+    NoResult,
     /// One of [`Program::values`].
     Value(usize),
     /// A part of a matrix, in its layout.
     Matrix(WeightId, usize),
     /// A weight in single precision.
     Vector(WeightId),
-    /// The weights of a scan, in single precision, one after the other.
-    ScanWeights([WeightId; 3]),
+    /// Weights in single precision, one after the other.
+    Concatenated(Vec<WeightId>),
     /// The cache of a KV slot.
     Kv(usize),
     /// The slots of a recurrent state.
@@ -94,6 +161,11 @@ pub(crate) enum BufferId {
     Counts,
     /// The scores of an indexer.
     Scores,
+    /// The splits of an attention, before they are combined.
+    Splits,
+    /// The largest logits of parts of a row, and the tokens with the largest of all.
+    Parts,
+    Tokens,
 }
 
 /// A list of rows of the step: pairs of an input row and an output row. Numbered as in the data of
@@ -136,11 +208,19 @@ pub(crate) struct Dispatch {
     pub(crate) buffers: Vec<BufferId>,
     /// At most 32 words.
     pub(crate) params: Vec<u32>,
-    /// Workgroups for each of `depth`.
+    pub(crate) grid: Grid,
+    /// For a list that is not longer than this, another kernel that gives the same bits.
+    pub(crate) short: Option<(usize, Kernel, Grid)>,
+    /// The first operation of its stage.
+    pub(crate) op: usize,
+}
+
+/// How many workgroups run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grid {
+    /// For each of `depth`.
     pub(crate) groups: usize,
     pub(crate) depth: Depth,
-    /// The operation of the plan.
-    pub(crate) op: usize,
 }
 
 /// A buffer of values.
@@ -151,12 +231,16 @@ pub(crate) struct ValueBuffer {
     pub(crate) is_output: bool,
 }
 
+/// Dispatches that find the largest logits.
+pub(crate) const ARGMAX_DISPATCHES: usize = 2;
+
 /// The lowered plan.
 pub(crate) struct Program {
+    /// The last [`ARGMAX_DISPATCHES`] find the largest logits.
     pub(crate) dispatches: Vec<Dispatch>,
     pub(crate) values: Vec<ValueBuffer>,
-    /// The buffer of each value of the plan.
-    pub(crate) buffer_of: Vec<usize>,
+    /// The buffer of each value of the plan; none for those that only exist inside of a stage.
+    pub(crate) buffer_of: Vec<Option<usize>>,
     /// The distinct ropes.
     pub(crate) ropes: Vec<bodkin_model::Rope>,
     /// The first counter of each routing, and the number of all.

@@ -16,10 +16,12 @@ pub(crate) struct Part {
     pub(crate) rows: usize,
 }
 
-/// How a matrix is stored.
+/// How a matrix, or several that are stacked, is stored.
 #[derive(Clone, Debug)]
 pub(crate) struct Matrix {
     pub(crate) layout: Layout,
+    /// The matrices from the top; only one that stands alone can have more than one part.
+    weights: Vec<WeightId>,
     cols: usize,
     codebook: [u32; 4],
     pub(crate) parts: Vec<Part>,
@@ -27,7 +29,8 @@ pub(crate) struct Matrix {
 
 impl Matrix {
     /// The layout of a weight, in parts of whole experts that a binding takes.
-    fn new(weight: &Weight, experts: usize, most_bytes: u64) -> Matrix {
+    fn new(plan: &Plan, id: WeightId, experts: usize, most_bytes: u64) -> Matrix {
+        let weight = plan.weight(id);
         let Packing { layout, codebook, .. } = Packing::of(weight.format);
         let expert_rows = weight.rows / experts;
         let row_bytes = 4 * layout.row_words(weight.cols.div_ceil(GROUP_COLS));
@@ -35,7 +38,22 @@ impl Matrix {
         let most = (most_bytes as usize / row_bytes / unit).max(1) * unit;
         let firsts = (0..weight.rows).step_by(most);
         let part = |first_row| Part { first_row, rows: most.min(weight.rows - first_row) };
-        Matrix { layout, cols: weight.cols, codebook, parts: firsts.map(part).collect() }
+        let (weights, parts) = (vec![id], firsts.map(part).collect());
+        Matrix { layout, weights, cols: weight.cols, codebook, parts }
+    }
+
+    /// Weights of the same layout, one below the other.
+    fn stacked(plan: &Plan, weights: Vec<WeightId>) -> Matrix {
+        let (first, rows) =
+            (plan.weight(weights[0]), weights.iter().map(|&id| plan.weight(id).rows));
+        let Packing { layout, codebook, .. } = Packing::of(first.format);
+        let parts = vec![Part { first_row: 0, rows: rows.sum() }];
+        Matrix { layout, weights, cols: first.cols, codebook, parts }
+    }
+
+    /// Whether each row has a multiple of 32 columns, and so no padding.
+    pub(crate) fn is_aligned(&self) -> bool {
+        self.cols.is_multiple_of(GROUP_COLS)
     }
 
     fn groups(&self) -> usize {
@@ -71,8 +89,13 @@ pub(crate) struct WeightBuffers {
     pub(crate) vector: Option<wgpu::Buffer>,
 }
 
-/// How each weight of the plan is stored as a matrix; none for those that are only vectors.
-pub(crate) fn matrices(plan: &Plan, most_bytes: u64) -> Vec<Option<Matrix>> {
+/// How each weight of the plan is stored as a matrix; none for those that are only vectors, and
+/// those that are stacked below another.
+pub(crate) fn matrices(
+    plan: &Plan,
+    stacks: &[Vec<WeightId>],
+    most_bytes: u64,
+) -> Vec<Option<Matrix>> {
     let mut matrices = vec![None; plan.weights.len()];
     for op in &plan.ops {
         let (weight, experts) = match *op {
@@ -82,7 +105,12 @@ pub(crate) fn matrices(plan: &Plan, most_bytes: u64) -> Vec<Option<Matrix>> {
             Op::ExpertLinear { weight, experts, .. } => (weight, experts),
             _ => continue,
         };
-        matrices[weight.0] = Some(Matrix::new(plan.weight(weight), experts, most_bytes));
+        matrices[weight.0] = Some(Matrix::new(plan, weight, experts, most_bytes));
+    }
+    for weights in stacks {
+        weights.iter().for_each(|id| matrices[id.0] = None);
+        let first = weights[0].0;
+        matrices[first] = Some(Matrix::stacked(plan, weights.clone()));
     }
     matrices
 }
@@ -128,7 +156,7 @@ pub(crate) fn load(
         let mut buffers = WeightBuffers::default();
         if let Some(matrix) = &matrices[id] {
             for &part in &matrix.parts {
-                let words = packed(file, weight, matrix, part);
+                let words = packed(file, plan, matrix, part);
                 buffers.parts.push(upload(gpu, &weight.name, &words)?);
             }
         }
@@ -145,21 +173,28 @@ pub(crate) fn load(
 }
 
 /// The words of a part, packed by all cores.
-fn packed(file: &File, weight: &Weight, matrix: &Matrix, part: Part) -> Vec<u32> {
-    let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
-    let (bytes, groups) = (file.data(tensor), matrix.groups());
+fn packed(file: &File, plan: &Plan, matrix: &Matrix, part: Part) -> Vec<u32> {
+    let groups = matrix.groups();
     let mut words = vec![0; matrix.words(part)];
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let share = part.rows.div_ceil(threads).max(1);
-    let all = Sections::of(&mut words, matrix.layout, part.rows, groups);
+    let mut rest = Sections::of(&mut words, matrix.layout, part.rows, groups);
     std::thread::scope(|scope| {
-        let shares = all.shares(share, groups, matrix.layout);
-        for (mut sections, first) in shares.zip((part.first_row..).step_by(share)) {
-            scope.spawn(move || {
-                let packing = Packing::of(weight.format);
-                let rows = (first, weight.rows);
-                packing.pack(weight.format, bytes, rows, weight.cols, &mut sections);
-            });
+        for weight in matrix.weights.iter().map(|&id| plan.weight(id)) {
+            let tensor = file.tensor(&weight.name).expect("the plan was made from this file");
+            let bytes = file.data(tensor);
+            // Of a weight that stands alone, the part's rows.
+            let to = weight.rows.min(part.first_row + part.rows);
+            for first in (part.first_row..to).step_by(share) {
+                let (mut sections, below) =
+                    rest.split_at(share.min(to - first), groups, matrix.layout);
+                rest = below;
+                scope.spawn(move || {
+                    let packing = Packing::of(weight.format);
+                    let rows = (first, weight.rows);
+                    packing.pack(weight.format, bytes, rows, weight.cols, &mut sections);
+                });
+            }
         }
     });
     words
@@ -178,21 +213,21 @@ pub(crate) fn upload<T: bytemuck::NoUninit>(
 }
 
 /// The bytes of all weights as they are stored.
-pub(crate) fn bytes(plan: &Plan, most_bytes: u64) -> u64 {
-    let matrices = matrices(plan, most_bytes);
+pub(crate) fn bytes(plan: &Plan, stacks: &[Vec<WeightId>], most_bytes: u64) -> u64 {
+    let matrices = matrices(plan, stacks, most_bytes);
     let packed: u64 = matrices.iter().flatten().map(Matrix::bytes).sum();
     let vectors = vectors(plan);
     let read = plan.weights.iter().zip(vectors).filter(|(_, is_vector)| *is_vector);
     packed + read.map(|(w, _)| 4 * (w.rows * w.cols) as u64).sum::<u64>()
 }
 
-/// Concatenates the vectors of a scan.
+/// Weights in single precision, one after the other.
 pub(crate) fn concatenated(
     gpu: &Gpu,
     plan: &Plan,
     file: &File,
-    ids: [WeightId; 3],
+    ids: &[WeightId],
 ) -> Result<wgpu::Buffer> {
     let all: Vec<f32> = ids.iter().flat_map(|&id| values(file, plan.weight(id))).collect();
-    upload(gpu, "weights of a scan", &all)
+    upload(gpu, "concatenated weights", &all)
 }

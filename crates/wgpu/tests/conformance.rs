@@ -32,6 +32,8 @@ const CASES: [&str; 22] = [
 ];
 /// Of those with keys and values of each type.
 const KV_CASES: [&str; 2] = ["F16 shared", "attention in chunks of 40"];
+/// With operations that run together.
+const FUSED_CASES: [&str; 3] = ["decoder F16", "decoder mixed", "wide decoder"];
 /// Of recurrent state.
 const STATE_CASES: [&str; 3] = ["conv", "scan", "delta"];
 
@@ -52,6 +54,12 @@ fn operations_conform() {
 }
 
 #[test]
+fn steps_conform() {
+    let failures = conformance::check_steps(&open());
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[test]
 fn recurrent_state_conforms() {
     check(&open(), &STATE_CASES);
 }
@@ -60,6 +68,22 @@ fn recurrent_state_conforms() {
 fn every_type_of_keys_and_values_conforms() {
     for kv_type in KvType::ALL {
         check(&open().keeping(kv_type), &KV_CASES);
+    }
+}
+
+/// Fusion decides how operations run, not what they compute.
+#[test]
+fn fused_operations_give_the_bits_of_single_ones() {
+    let logits = |fuse| {
+        let gpu = open().fusing(fuse);
+        let of = |name| conformance::logits_named(&gpu, name).unwrap_or_else(|e| panic!("{e}"));
+        FUSED_CASES.map(of).concat()
+    };
+    let (fused, single) = (logits(true), logits(false));
+    assert!(!fused.is_empty() && fused.len() == single.len());
+    for ((name, found), (_, wanted)) in fused.iter().zip(&single) {
+        let is_same = found.iter().map(|x| x.to_bits()).eq(wanted.iter().map(|x| x.to_bits()));
+        assert!(is_same, "{name}: fused, it has other bits");
     }
 }
 

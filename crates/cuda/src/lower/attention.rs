@@ -42,7 +42,7 @@ impl<'a> Lowering<'a> {
         let Op::Attention { q, kv: Some([k, v]), attention, slot } = third else { return None };
         let is_alike = (rope, head_dim) == (other, other_dim) && (q.0, k.0) == (i, i + 1);
         let is_alike = is_alike && attention.entries == Entries::Tokens;
-        let is_alone = [i, i + 1].iter().all(|&value| self.readers[value] == [i + 2]);
+        let is_alone = [i, i + 1].iter().all(|&value| self.readers.is_only_read_by(value, i + 2));
         let inputs = [*q_input, *k_input, *v];
         let rotated = Rotated { rope, inputs, attention: *attention, slot: slot.0 };
         (self.fuse && is_alike && is_alone).then_some(rotated)

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use bodkin_model::fusion::Readers;
 use bodkin_model::{Act, Entries, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
 use super::matrices::shapes;
@@ -21,7 +22,7 @@ pub(super) struct Lowering<'a> {
     /// Of all weights, from [`super::sharded`].
     pub(super) sharded: &'a [Option<usize>],
     /// The operations that read each value of the plan.
-    pub(super) readers: Vec<Vec<usize>>,
+    pub(super) readers: Readers,
     /// The floats of each value of the plan.
     floats: HashMap<usize, Value>,
     /// Its halves, by the number of parts.
@@ -36,16 +37,12 @@ pub(super) struct Lowering<'a> {
 
 impl<'a> Lowering<'a> {
     pub(super) fn new(plan: &'a Plan, fuse: bool, sharded: &'a [Option<usize>]) -> Lowering<'a> {
-        let mut readers = vec![Vec::new(); plan.ops.len()];
-        for (i, op) in plan.ops.iter().enumerate() {
-            op.inputs().for_each(|value| readers[value.0].push(i));
-        }
         Lowering {
             plan,
             fuse,
             shapes: shapes(plan),
             sharded,
-            readers,
+            readers: Readers::of(plan),
             floats: HashMap::new(),
             halves: HashMap::new(),
             norms: HashMap::new(),
@@ -134,8 +131,8 @@ impl<'a> Lowering<'a> {
     pub(super) fn outs(&mut self, i: usize, parts: usize) -> (Option<Value>, Option<Value>) {
         let is_half = |&reader: &usize| self.parts(reader, i) == Some(parts);
         let is_output = i == self.plan.output().0;
-        let half = self.fuse && self.readers[i].iter().any(is_half);
-        let float = !half || is_output || !self.readers[i].iter().all(is_half);
+        let half = self.fuse && self.readers.get(i).iter().any(is_half);
+        let float = !half || is_output || !self.readers.get(i).iter().all(is_half);
         let out = float.then(|| self.out(i));
         (out, half.then(|| self.half_out(i, parts)))
     }
@@ -319,7 +316,7 @@ impl<'a> Lowering<'a> {
 
     /// Whether the next operation alone reads operation `i`, and may be fused with it.
     fn is_read_next(&self, i: usize) -> bool {
-        self.fuse && self.readers[i] == [i + 1] && self.plan.output().0 != i
+        self.fuse && self.readers.is_only_read_by(i, i + 1) && self.plan.output().0 != i
     }
 
     /// Makes a slice a view of what it is a part of, if kernels can read that: vectors of four
@@ -398,7 +395,7 @@ impl<'a> Lowering<'a> {
         let is_linear = |&reader: &usize| {
             matches!(self.plan.ops[reader], Op::Linear { .. } | Op::Logits { .. })
         };
-        let fits = INLINED_COLS.contains(&width) && self.readers[i].iter().all(is_linear);
+        let fits = INLINED_COLS.contains(&width) && self.readers.get(i).iter().all(is_linear);
         let &Norm { input, weight: Some(weight), half_out: Some(half), eps, .. } = norm else {
             return false;
         };

@@ -1,21 +1,13 @@
 //! Matmuls, and the operations before and after them that run with them.
 
+use bodkin_model::fusion::{self, Residual, have_same_input};
 use bodkin_model::{Act, Op, Value as PlanValue, WeightId};
 
 use super::lowering::Lowering;
-use super::matrices::{bias_of, have_same_input, matrix_of};
+use super::matrices::{bias_of, matrix_of};
 use super::stage::{Epilogue, Experts, Matmul, Operand, Value, Work};
 use crate::constants::{CHUNK_COLS, MATRICES};
 use crate::packed::PackedLayout;
-
-/// The sum of a value and a matmul's result.
-struct Residual {
-    to: PlanValue,
-    /// Multiplies the result.
-    factor: f32,
-    /// The operation that adds.
-    sum: usize,
-}
 
 impl Lowering<'_> {
     /// Whether matmul `j` can run together with matmul `i`.
@@ -35,11 +27,7 @@ impl Lowering<'_> {
 
     /// If only a gate reads matmuls `i` and `i + 1`: its function, and which of them it is.
     fn gating(&self, i: usize) -> Option<(Act, usize)> {
-        let only_reader = |value: usize| match self.readers[value].as_slice() {
-            [reader] if *reader == i + 2 => Some(*reader),
-            _ => None,
-        };
-        if !self.is_sibling(i, i + 1) || self.plan.widths[i] != self.plan.widths[i + 1] {
+        if !self.is_sibling(i, i + 1) {
             return None;
         }
         // A device has to hold the same rows of both.
@@ -47,29 +35,13 @@ impl Lowering<'_> {
         if sharded(i) != sharded(i + 1) {
             return None;
         }
-        only_reader(i)?;
-        only_reader(i + 1)?;
-        match self.plan.ops.get(i + 2)? {
-            Op::Glu { act: Act::Softplus, .. } => None,
-            Op::Glu { gate, up, act } if gate.0 == i && up.0 == i + 1 => Some((*act, i)),
-            Op::Glu { gate, up, act } if gate.0 == i + 1 && up.0 == i => Some((*act, i + 1)),
-            _ => None,
-        }
+        let gate = fusion::gated(self.plan, &self.readers, i);
+        gate.filter(|(act, _)| *act != Act::Softplus)
     }
 
     /// If matmul `i` is only added to a value, after a factor or without one.
     fn residual(&self, i: usize) -> Option<Residual> {
-        let is_alone = |i: usize| self.fuse && self.readers[i] == [i + 1];
-        let (scaled, factor) = match self.plan.ops.get(i + 1)? {
-            &Op::Scale { factor, .. } if is_alone(i) => (i + 1, factor),
-            _ => (i, 1.0),
-        };
-        let to = match self.plan.ops.get(scaled + 1)? {
-            Op::Add { a, b } if b.0 == scaled && a.0 < i => *a,
-            Op::Add { a, b } if a.0 == scaled && b.0 < i => *b,
-            _ => return None,
-        };
-        is_alone(scaled).then_some(Residual { to, factor, sum: scaled + 1 })
+        fusion::residual(self.plan, &self.readers, i).filter(|_| self.fuse)
     }
 
     /// Lowers the experts' matmul `first` and those operations after it that can run with it.

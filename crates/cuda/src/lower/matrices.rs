@@ -1,5 +1,6 @@
 //! The weights of a plan that are matrices, and their shapes.
 
+use bodkin_model::fusion::have_same_input;
 use bodkin_model::{Op, Plan, WeightId};
 
 use crate::packed::Shape;
@@ -20,18 +21,6 @@ pub(super) fn bias_of(op: &Op) -> Option<WeightId> {
     match op {
         Op::Linear { bias, .. } | Op::ExpertLinear { bias, .. } | Op::Logits { bias, .. } => *bias,
         _ => None,
-    }
-}
-
-/// Whether two matmuls read the same input.
-pub(super) fn have_same_input(one: &Op, two: &Op) -> bool {
-    match (one, two) {
-        (Op::Linear { input, .. }, Op::Linear { input: other, .. }) => input == other,
-        (
-            Op::ExpertLinear { input, route, experts, .. },
-            Op::ExpertLinear { input: other, route: other_route, experts: other_experts, .. },
-        ) => (input, route, experts) == (other, other_route, other_experts),
-        _ => false,
     }
 }
 

@@ -6,17 +6,10 @@ use bodkin_model::{
 };
 
 use super::{Lowering, THREADS, at_most, vector};
-use crate::program::{BufferId, Depth, Elementwise, Kernel, List};
-
-/// Rows of a weight that a workgroup of the GEMV computes.
-const GEMV_ROWS: usize = 4;
-/// Rows of the step that a workgroup of the GEMV computes.
-const GEMV_TOKENS: usize = 4;
-/// Rows and columns of a tile of the GEMM.
-const TILE: usize = 64;
+use crate::program::{BufferId, Depth, Elementwise, Kernel};
 
 /// The activation functions' numbers in `functions.wgsl`, and their parameters.
-fn activation(act: Act) -> [u32; 5] {
+pub(super) fn activation(act: Act) -> [u32; 5] {
     let number = match act {
         Act::Identity => 0,
         Act::Silu => 1,
@@ -74,8 +67,8 @@ impl Lowering<'_> {
             }
             Op::HyperWeights { input, scale, base, streams, iterations, eps } => {
                 let params = vec![width as u32, streams as u32, iterations as u32, eps.to_bits()];
-                let weights = [scale, base].map(BufferId::Vector);
-                let buffers = vec![self.value(input), weights[0], weights[1], out];
+                let [scale, base] = [scale, base].map(BufferId::Vector);
+                let buffers = vec![self.value(input), scale, base, out];
                 self.push(Kernel::HyperWeights, buffers, params, 1, depth);
             }
             Op::Pool { input, kind } => {
@@ -101,77 +94,12 @@ impl Lowering<'_> {
             EmbedBy::First => 3,
         };
         let rows = self.plan.weight(table).rows as u32;
-        let tiles = self.width().div_ceil(8).div_ceil(THREADS);
-        let (out, matrix) = (self.out(), self.matrix(table));
+        let tiles = self.width().div_ceil(4).div_ceil(THREADS);
+        let matrix = self.matrix(table);
         for part in 0..matrix.parts.len() {
             let params = [matrix.params(part), vec![by, rows]].concat();
-            let buffers = vec![BufferId::Matrix(table, part), out];
+            let buffers = vec![BufferId::Matrix(table, part), self.out()];
             self.push(Kernel::Embed(matrix.layout), buffers, params, tiles, Depth::Tokens);
-        }
-    }
-
-    fn matrix(&self, weight: WeightId) -> crate::weights::Matrix {
-        self.matrices[weight.0].clone().expect("a weight of a matmul is packed")
-    }
-
-    pub(super) fn matmul(&mut self) -> Result<()> {
-        match self.plan.ops[self.op] {
-            Op::Linear { input, weight, bias } => {
-                self.linear(input, weight, bias, [List::Decode, List::Prefill]);
-            }
-            Op::Logits { input, weight, bias } => {
-                self.linear(input, weight, bias, [List::DecodeOutputs, List::PrefillOutputs]);
-            }
-            Op::ExpertLinear { input, route, weight, bias, experts } => {
-                let matrix = self.matrix(weight);
-                let expert_rows = self.plan.weight(weight).rows / experts;
-                let used = route.map_or(experts, |route| self.plan.width(route) / 2);
-                let own = [self.plan.width(input), expert_rows, used];
-                let flags = [route.is_some(), bias.is_some()].map(u32::from);
-                let tiles = used * expert_rows.div_ceil(GEMV_ROWS);
-                for part in 0..matrix.parts.len() {
-                    let params = [matrix.params(part), own.map(|x| x as u32).to_vec()].concat();
-                    let buffers = vec![
-                        BufferId::Matrix(weight, part),
-                        self.value(input),
-                        vector(bias),
-                        self.out(),
-                        route.map_or(BufferId::None, |route| self.value(route)),
-                    ];
-                    let params = [params, flags.to_vec()].concat();
-                    let kernel = Kernel::Experts(matrix.layout);
-                    self.push(kernel, buffers, params, tiles, Depth::Tokens);
-                }
-            }
-            ref op => unreachable!("{op:?} multiplies with no matrix"),
-        }
-        Ok(())
-    }
-
-    /// A matmul of the rows of two lists: of generated text, and of prompts.
-    fn linear(
-        &mut self,
-        input: Value,
-        weight: WeightId,
-        bias: Option<WeightId>,
-        [decode, prefill]: [List; 2],
-    ) {
-        let matrix = self.matrix(weight);
-        for part in 0..matrix.parts.len() {
-            let widths = [self.plan.width(input), self.width()];
-            let buffers =
-                vec![BufferId::Matrix(weight, part), self.value(input), vector(bias), self.out()];
-            let rows = matrix.parts[part].rows;
-            let gemv = Kernel::Gemv(matrix.layout, GEMV_TOKENS);
-            let gemm = Kernel::Gemm(matrix.layout);
-            for (list, kernel, tile, tokens) in
-                [(decode, gemv, GEMV_ROWS, GEMV_TOKENS), (prefill, gemm, TILE, TILE)]
-            {
-                let own = [widths[0], widths[1], list as usize, usize::from(bias.is_some())];
-                let params = [matrix.params(part), own.map(|x| x as u32).to_vec()].concat();
-                let depth = Depth::List(list, tokens);
-                self.push(kernel, buffers.clone(), params, rows.div_ceil(tile), depth);
-            }
         }
     }
 

@@ -33,7 +33,7 @@ impl Lowering<'_> {
                     [s.heads, s.head_dim, s.groups, s.state, usize::from(s.is_channelwise)];
                 let mut buffers: Vec<BufferId> =
                     [x, b, c, dt].map(|value| self.value(value)).to_vec();
-                let weights = BufferId::ScanWeights([a, d, dt_bias]);
+                let weights = BufferId::Concatenated(vec![a, d, dt_bias]);
                 buffers.extend([weights, BufferId::State(state.0), out]);
                 (Kernel::Scan, buffers, words(&params), width.div_ceil(THREADS))
             }
@@ -46,7 +46,7 @@ impl Lowering<'_> {
                 let mut buffers: Vec<BufferId> =
                     [qkv, decay, beta].map(|value| self.value(value)).to_vec();
                 let weights = [a, dt_bias].map(BufferId::Vector);
-                buffers.extend([weights[0], weights[1], BufferId::State(state.0), out]);
+                buffers.extend(weights.into_iter().chain([BufferId::State(state.0), out]));
                 (Kernel::DeltaRule, buffers, params, r.value_heads)
             }
             ref op => unreachable!("{op:?} has no state"),
