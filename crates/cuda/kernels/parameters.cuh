@@ -1046,8 +1046,7 @@ struct CachedLayer {
     float *scores; // [experts]: steps in which each was chosen, those further back count less
     u32 *slots; // [experts]: the slot of each, or NO_SLOT
     u32 *fills; // [MAX_FILLS]: experts that are copied to their slots after this step
-    // [CACHE_COUNTERS]: experts of steps that were found in slots, that were read from the host, and that were copied to slots; experts to copy after this step
-    u64 *counters;
+    u64 *counters; // [CACHE_COUNTERS]: hits, misses, experts that were copied to slots, and those to copy
     u32 experts;
     u32 weight_count;
 };
