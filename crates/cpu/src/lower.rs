@@ -260,10 +260,10 @@ impl Lowering<'_> {
 
     /// The activation formats that linears read.
     fn formats(&self, linears: &[Linear]) -> ActivationFormats {
-        let format = |p: &Linear| {
-            PackedLayout::planned(self.plan.weight(p.weight).format).activation_format(self.isa)
+        let formats = |p: &Linear| {
+            PackedLayout::planned(self.plan.weight(p.weight).format).activation_formats(self.isa)
         };
-        linears.iter().map(format).collect()
+        linears.iter().map(formats).collect()
     }
 
     /// Lowers the expert linear `first`, fused with those right after it that have the same input

@@ -106,11 +106,18 @@ fn whole(isa: Isa, weight: &PackedWeight, x: &Activations) -> Vec<f32> {
     run(isa, weight, None, x, &[panels, 0..0], &[tokens, 0..0])
 }
 
+fn top(value: &f32) -> f32 {
+    bf16::from_f32(*value).to_f32()
+}
+
 /// What a form keeps of `x`: its definition, written a second time.
 fn rounded(format: ActivationFormat, x: &[f32]) -> Vec<f32> {
     match format {
         ActivationFormat::F32 => return x.to_vec(),
-        ActivationFormat::Bf16 => return x.iter().map(|&v| bf16::from_f32(v).to_f32()).collect(),
+        ActivationFormat::Bf16 | ActivationFormat::Bf16Tiles => return x.iter().map(top).collect(),
+        ActivationFormat::SplitBf16Tiles => {
+            return x.iter().map(|v| top(v) + top(&(v - top(v)))).collect();
+        }
         ActivationFormat::Int8 => {}
     }
     let block = |x: &[f32]| {
@@ -172,8 +179,32 @@ fn check_matmul(layout: PackedLayout, rows: usize, cols: usize, noise: &mut Nois
             let (near, far) = (error(&found, &kept), error(&found, &exact));
             assert!(near < 1e-10, "{what}: {near:e} from what the activations keep");
             assert!(far < 1e-3 || rows * tokens < 50, "{what}: {far:e} from the exact matmul");
+            check_prefill(isa, &weight, (&values, &x), &exact);
         }
     }
+}
+
+/// Prefill rows, where they have a format of their own: tiles of bfloat16.
+fn check_prefill(isa: Isa, weight: &PackedWeight, (values, x): (&[f32], &[f32]), exact: &[f64]) {
+    let (layout, cols) = (weight.layout(), weight.cols());
+    let format = layout.prefill_format(isa);
+    if format == layout.activation_format(isa) {
+        return;
+    }
+    let found = whole(isa, weight, &filled(isa, format, x, cols));
+    // Weights of integer layouts are rounded too.
+    let values: Vec<f32> = match format {
+        ActivationFormat::Bf16Tiles => values.iter().map(top).collect(),
+        _ => values.to_vec(),
+    };
+    let kept = expected(&values, &rounded(format, x), cols);
+    let what = format!("{layout:?} {}x{cols}, {} rows of x, {isa}", weight.rows(), x.len() / cols);
+    let (near, far) = (error(&found, &kept), error(&found, exact));
+    // A scaled code may be rounded twice, which may end in the other neighbour.
+    let [near_limit, far_limit] =
+        if format == ActivationFormat::Bf16Tiles { [1e-10, 1e-5] } else { [1e-10, 1e-10] };
+    assert!(near < near_limit, "{what}: {near:e} from what tiles keep");
+    assert!(far < far_limit || found.len() < 50, "{what}: {far:e} from the exact matmul");
 }
 
 #[test]

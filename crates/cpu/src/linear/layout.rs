@@ -97,7 +97,21 @@ impl PackedLayout {
         PackedLayout::native(format).unwrap_or(PackedLayout::F16)
     }
 
-    /// The format of the activations that the layout's kernels read.
+    /// The formats of decode rows and of prefill rows.
+    pub(crate) fn activation_formats(self, isa: Isa) -> [ActivationFormat; 2] {
+        [self.activation_format(isa), self.prefill_format(isa)]
+    }
+
+    /// The format of prefill rows: that of decode rows, unless the instruction set has tiles.
+    pub fn prefill_format(self, isa: Isa) -> ActivationFormat {
+        match self.activation_format(isa) {
+            ActivationFormat::Int8 if isa.has_tiles() => ActivationFormat::Bf16Tiles,
+            _ if isa.has_tiles() => ActivationFormat::SplitBf16Tiles,
+            format => format,
+        }
+    }
+
+    /// The format of the activations that the layout's kernels read, for decode rows.
     pub fn activation_format(self, isa: Isa) -> ActivationFormat {
         struct Query;
         impl VisitLayout for Query {

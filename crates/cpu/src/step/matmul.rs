@@ -141,16 +141,18 @@ impl StepContext<'_> {
         let matrix = &self.weights[linear.weight.0].matrices[0];
         let bias = linear.bias.map(|id| self.vector(id));
         let count = self.count(rows);
-        let activations =
-            self.activations(matrix.layout().activation_format(self.isa), count, input.width);
         let (buffer, stride) = self.buffer(linear.out);
         assert!(count * stride <= buffer.len(), "space for every row");
-        // SAFETY: the buffer has the rows, and this thread alone has claimed these panels, so it
-        // alone writes their columns. The scratch is this thread's.
-        unsafe {
-            let out = OutRows::from_raw(buffer.start(), stride, count);
-            let scratch = scratch.part_mut(0..scratch.len());
-            matmul(self.isa, matrix, bias, panels, &activations, 0..count, out, scratch);
-        }
+        let is_prefill = |row: usize| self.is_prefill(rows, row);
+        self.for_formats(matrix.layout(), 0..count, is_prefill, |tokens, format| {
+            let (x, panels) = (self.activations(format, count, input.width), panels.clone());
+            // SAFETY: the buffer has the rows, and this thread alone has claimed these panels, so
+            // it alone writes their columns. The scratch is this thread's.
+            unsafe {
+                let out = OutRows::from_raw(buffer.start(), stride, count);
+                let scratch = scratch.part_mut(0..scratch.len());
+                matmul(self.isa, matrix, bias, panels, &x, tokens, out, scratch);
+            }
+        });
     }
 }

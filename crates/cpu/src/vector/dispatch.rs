@@ -20,7 +20,10 @@ macro_rules! dispatch {
         match $isa {
             // SAFETY: an `Isa` proves its instructions.
             #[cfg(target_arch = "x86_64")]
-            $crate::isa::Isa::Avx512 | $crate::isa::Isa::Avx512Bf16 => unsafe {
+            $crate::isa::Isa::Avx512
+            | $crate::isa::Isa::Avx512Bf16
+            | $crate::isa::Isa::Amx
+            | $crate::isa::Isa::AmxEmulated => unsafe {
                 avx512($($arg),*)
             },
             // SAFETY: likewise.
