@@ -175,7 +175,7 @@ impl TileUnit for Amx {
 /// The tile unit in plain Rust. Products of bfloat16 are exact in f32 unless they are denormal, so
 /// it has the bits of the processor's.
 pub(crate) struct EmulatedAmx {
-    tiles: [[[u32; TILE_ROWS]; TILE_ROWS]; 8],
+    tiles: [Tile; 8],
 }
 
 /// Zero instead of a denormal.
@@ -213,21 +213,32 @@ impl TileUnit for EmulatedAmx {
     }
 
     fn add_products<const SUM: usize, const A: usize, const B: usize>(&mut self) {
-        let weights = self.tiles[B].map(|row| halves(&row));
-        for (a, sums) in self.tiles[A].into_iter().zip(&mut self.tiles[SUM]) {
-            let mut dots = [[0.0; TILE_ROWS]; 2];
-            let x = halves(&a);
-            for (k, weights) in weights.iter().enumerate() {
-                for half in 0..2 {
-                    for (dot, w) in dots[half].iter_mut().zip(weights[half]) {
-                        *dot = flushed(*dot + x[half][k] * w);
-                    }
+        let (a, b) = (self.tiles[A], self.tiles[B]);
+        // SAFETY: `configure` found the instructions.
+        unsafe { add_products(&mut self.tiles[SUM], &a, &b) }
+    }
+}
+
+type Tile = [[u32; TILE_ROWS]; TILE_ROWS];
+
+/// # Safety
+/// The processor has AVX-512, which the rest of the level needs too.
+#[target_feature(enable = "avx512f")]
+unsafe fn add_products(sums: &mut Tile, a: &Tile, b: &Tile) {
+    let weights = b.map(|row| halves(&row));
+    for (a, sums) in a.iter().zip(sums) {
+        let mut dots = [[0.0; TILE_ROWS]; 2];
+        let x = halves(a);
+        for (k, weights) in weights.iter().enumerate() {
+            for half in 0..2 {
+                for (dot, w) in dots[half].iter_mut().zip(weights[half]) {
+                    *dot = flushed(*dot + x[half][k] * w);
                 }
             }
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let dot = flushed(dots[0][i] + dots[1][i]);
-                *sum = flushed(flushed(f32::from_bits(*sum)) + dot).to_bits();
-            }
+        }
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let dot = flushed(dots[0][i] + dots[1][i]);
+            *sum = flushed(flushed(f32::from_bits(*sum)) + dot).to_bits();
         }
     }
 }
@@ -265,6 +276,9 @@ mod tests {
 
     #[test]
     fn the_emulated_unit_multiplies_tiles() {
+        if !is_x86_feature_detected!("avx512f") {
+            return;
+        }
         let (start, a, b) = operands();
         let found = sums::<EmulatedAmx>(&start, &a, &b);
         for row in 0..16 {

@@ -154,7 +154,8 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
             }
             _ => continue,
         };
-        for format in PackedLayout::planned(weight.format).activation_formats(cpu.isa) {
+        let formats = |layout: PackedLayout| layout.activation_formats(cpu.isa);
+        for format in PackedLayout::possible(weight.format).flat_map(formats) {
             let input_bytes = &mut sizes.input_bytes[format as usize];
             *input_bytes = (*input_bytes).max(format.bytes(rows, weight.cols));
         }

@@ -102,11 +102,18 @@ impl PackedLayout {
         [self.activation_format(isa), self.prefill_format(isa)]
     }
 
-    /// The format of prefill rows: that of decode rows, unless the instruction set has tiles.
+    /// The layouts that a weight of `format` may get: one, unless its values decide.
+    pub(crate) fn possible(format: Format) -> impl Iterator<Item = PackedLayout> {
+        let other = PackedLayout::native(format).is_none().then_some(PackedLayout::F32);
+        std::iter::once(PackedLayout::planned(format)).chain(other)
+    }
+
+    /// The format of prefill rows: that of decode rows, unless the instruction set has tiles. F32
+    /// weights stay exact: they are those of routers, and of models that are to be exact.
     pub fn prefill_format(self, isa: Isa) -> ActivationFormat {
         match self.activation_format(isa) {
             ActivationFormat::Int8 if isa.has_tiles() => ActivationFormat::Bf16Tiles,
-            _ if isa.has_tiles() => ActivationFormat::SplitBf16Tiles,
+            _ if isa.has_tiles() && self != PackedLayout::F32 => ActivationFormat::SplitBf16Tiles,
             format => format,
         }
     }
