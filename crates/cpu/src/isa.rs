@@ -188,7 +188,9 @@ impl Isa {
             Isa::Avx2 => avx2(),
             Isa::AvxVnni => avx2() && is_x86_feature_detected!("avxvnni"),
             Isa::Avx512 => avx512(),
-            Isa::Avx512Bf16 | Isa::AmxEmulated => avx512() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Bf16 | Isa::AmxEmulated => {
+                avx512() && is_x86_feature_detected!("avx512bf16")
+            }
             Isa::Amx => {
                 avx512() && is_x86_feature_detected!("avx512bf16") && crate::amx::is_available()
             }

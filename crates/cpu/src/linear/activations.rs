@@ -32,8 +32,8 @@ use nonzero::NonZeroMemory;
 
 pub(crate) use block::{BLOCK_COLS, Block};
 pub use format::ActivationFormat;
-pub(crate) use format::{ActivationFormats, TILE_ROWS};
 use format::TILE_ROW_BYTES;
+pub(crate) use format::{ActivationFormats, TILE_ROWS};
 pub(crate) use nonzero::{NonZeros, PREFETCH_COLS};
 
 /// A buffer of activations, allocated for the largest step and written before each matmul. Threads
@@ -204,7 +204,7 @@ impl ActivationWriter<'_> {
             },
             // SAFETY: likewise.
             ActivationFormat::Bf16 => unsafe { pair_row(start, stride, x) },
-            // SAFETY: likewise; whoever has an `Isa` with tiles, has their instructions.
+            // SAFETY: likewise; an `Isa` with tiles proves its instructions.
             #[cfg(target_arch = "x86_64")]
             ActivationFormat::Bf16Tiles if isa.has_tiles() => unsafe {
                 tiles::set_row::<1>(start, stride, x);
@@ -238,7 +238,9 @@ unsafe fn quantize(isa: Isa, start: *mut u8, stride: usize, x: &[f32]) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => avx512::quantize_row(start, stride, x),
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => {
+                avx512::quantize_row(start, stride, x)
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => block::quantize_row_avx2(start, stride, x),
             // Compilers vectorise the definition for NEON, which every 64-bit Arm processor has.

@@ -50,7 +50,7 @@ pub(crate) fn scratch_len(isa: Isa, panel_bytes: usize) -> usize {
 /// of `panels` and for `tokens`. Each call reads the weights once, as long as the activations of a
 /// group of tokens fit the caches. Weights that are not packed densely need `scratch` of at least
 /// one dense panel. With [`SCRATCH_LEN`] elements, large batches of any weight are faster. Rows in
-/// tiles need as many for every weight, and the panel besides.
+/// tiles need [`SCRATCH_LEN`] elements for every weight, and the dense panel besides.
 ///
 /// # Safety
 /// No other thread reads or writes the same rows of the same tokens at the same time, and none
@@ -98,7 +98,9 @@ pub unsafe fn matmul(
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 if format == ActivationFormat::Bf16 => dense::run_bf16(gemm),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => run::<Avx512>(gemm, sparse, columns),
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => {
+            run::<Avx512>(gemm, sparse, columns)
+        }
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => run::<Neon<0, 4, false>>(gemm, sparse, columns),
         #[cfg(target_arch = "aarch64")]

@@ -116,8 +116,8 @@ impl StepContext<'_> {
         claimed: &[AtomicUsize],
     ) {
         let total = self.bytes(linears);
-        let has_tiles = self.isa.has_tiles()
-            && (0..self.count(rows)).any(|row| self.is_prefill(rows, row));
+        let has_tiles =
+            self.isa.has_tiles() && (0..self.count(rows)).any(|row| self.is_prefill(rows, row));
         let (chunk_ends, multiple) =
             if has_tiles { (TILE_CHUNK_ENDS, TILE_PANELS) } else { (CHUNK_ENDS, 1) };
         let (threads, units) = (worker.threads, chunk_ends[chunk_ends.len() - 1]);
