@@ -73,7 +73,10 @@ fn share(count: usize, thread: usize, threads: usize) -> Range<usize> {
 
 /// The best of three runs over all weights.
 fn matmul_seconds(isa: Isa, weights: &[PackedWeight], tokens: usize, threads: usize) -> f64 {
-    let format = weights[0].layout().activation_format(isa);
+    let layout = weights[0].layout();
+    let is_prefill = tokens > 1;
+    let format =
+        if is_prefill { layout.prefill_format(isa) } else { layout.activation_format(isa) };
     let mut x = Activations::with_bytes(format.bytes(tokens, COLS));
     let writer = x.reshape(format, tokens, COLS);
     let row: Vec<f32> = (0..COLS).map(|i| (i % 17) as f32 - 8.0).collect();

@@ -29,6 +29,15 @@ pub enum Isa {
     #[cfg(target_arch = "x86_64")]
     #[non_exhaustive]
     Avx512Bf16,
+    /// As `Avx512`, with the tiles of AMX for prefill rows, which rounds to bfloat16: Intel servers
+    /// since Sapphire Rapids.
+    #[cfg(target_arch = "x86_64")]
+    #[non_exhaustive]
+    Amx,
+    /// As `Amx`, with tiles in plain Rust: slow, to test the rest on processors without them.
+    #[cfg(target_arch = "x86_64")]
+    #[non_exhaustive]
+    AmxEmulated,
     /// NEON: all 64-bit Arm processors.
     #[cfg(target_arch = "aarch64")]
     #[non_exhaustive]
@@ -44,7 +53,15 @@ const VARIABLE: &str = "BODKIN_CPU";
 
 impl Isa {
     #[cfg(target_arch = "x86_64")]
-    const ALL: &[Isa] = &[Isa::Portable, Isa::Avx2, Isa::AvxVnni, Isa::Avx512, Isa::Avx512Bf16];
+    const ALL: &[Isa] = &[
+        Isa::Portable,
+        Isa::AmxEmulated,
+        Isa::Avx2,
+        Isa::AvxVnni,
+        Isa::Avx512,
+        Isa::Avx512Bf16,
+        Isa::Amx,
+    ];
     #[cfg(target_arch = "aarch64")]
     const ALL: &[Isa] = &[Isa::Portable, Isa::Neon, Isa::DotProd];
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -62,6 +79,10 @@ impl Isa {
             Isa::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => "avx512-bf16",
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => "amx",
+            #[cfg(target_arch = "x86_64")]
+            Isa::AmxEmulated => "amx-emulated",
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => "neon",
             #[cfg(target_arch = "aarch64")]
@@ -72,7 +93,7 @@ impl Isa {
     /// The fastest instruction set of this processor. The BF16 dot product has twice the throughput
     /// of a fused multiply-add on AMD's processors, and half of it on Intel's servers.
     pub fn detect() -> Isa {
-        let pays = |isa: &Isa| !isa.has_bf16_dot() || is_from_amd();
+        let pays = |isa: &Isa| !(isa.has_bf16_dot() && !is_from_amd() || isa.is_emulated());
         Isa::available().rev().find(pays).unwrap_or(Isa::Portable)
     }
 
@@ -116,11 +137,27 @@ impl Isa {
         false
     }
 
+    /// Whether prefill rows are multiplied by tiles.
+    pub(crate) fn has_tiles(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Isa::Amx | Isa::AmxEmulated);
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
+    /// Whether it is for tests alone.
+    fn is_emulated(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self == Isa::AmxEmulated;
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     /// The instruction set for kernels that expand vectors by masks or permute bytes across lanes:
     /// this one, or AVX2 where the processor lacks these instructions.
     pub(crate) fn for_expansion(self) -> Isa {
         #[cfg(target_arch = "x86_64")]
-        if matches!(self, Isa::Avx512 | Isa::Avx512Bf16)
+        if matches!(self, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated)
             && !(is_x86_feature_detected!("avx512vbmi")
                 && is_x86_feature_detected!("avx512vbmi2")
                 && is_x86_feature_detected!("bmi2"))
@@ -151,7 +188,12 @@ impl Isa {
             Isa::Avx2 => avx2(),
             Isa::AvxVnni => avx2() && is_x86_feature_detected!("avxvnni"),
             Isa::Avx512 => avx512(),
-            Isa::Avx512Bf16 => avx512() && is_x86_feature_detected!("avx512bf16"),
+            Isa::Avx512Bf16 | Isa::AmxEmulated => {
+                avx512() && is_x86_feature_detected!("avx512bf16")
+            }
+            Isa::Amx => {
+                avx512() && is_x86_feature_detected!("avx512bf16") && crate::amx::is_available()
+            }
         }
     }
 

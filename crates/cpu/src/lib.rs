@@ -2,6 +2,7 @@
 //! after each. Weights are repacked at load for the processor's vector instructions, which are
 //! detected at run time. This crate must not know architectures, text or the engine.
 
+mod amx;
 mod autotune;
 mod config;
 mod expert_permutation;

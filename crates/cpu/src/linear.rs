@@ -25,6 +25,7 @@ mod weight;
 pub(crate) use activations::ActivationFormats;
 pub use activations::{ActivationFormat, ActivationWriter, Activations};
 pub use columns::{has_columns, pack_columns};
+pub(crate) use gemm::scratch_len as matmul_scratch_len;
 pub use gemm::{SCRATCH_LEN, matmul};
 pub use layout::PackedLayout;
 pub use out::OutRows;

@@ -260,10 +260,8 @@ impl Lowering<'_> {
 
     /// The activation formats that linears read.
     fn formats(&self, linears: &[Linear]) -> ActivationFormats {
-        let format = |p: &Linear| {
-            PackedLayout::planned(self.plan.weight(p.weight).format).activation_format(self.isa)
-        };
-        linears.iter().map(format).collect()
+        let layouts = |p: &Linear| PackedLayout::possible(self.plan.weight(p.weight).format);
+        linears.iter().flat_map(layouts).map(|layout| layout.activation_formats(self.isa)).collect()
     }
 
     /// Lowers the expert linear `first`, fused with those right after it that have the same input

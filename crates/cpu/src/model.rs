@@ -14,7 +14,9 @@ use crate::config::{Cpu, Fusions, Sparse};
 use crate::expert_permutation::{PermutationTables, PermutationView};
 use crate::isa::Isa;
 use crate::kv::{KvDtype, KvLayout, KvPages, KvView};
-use crate::linear::{ActivationFormat, Activations, PackedLayout, PackedWeight, SCRATCH_LEN};
+use crate::linear::{
+    ActivationFormat, Activations, PackedLayout, PackedWeight, matmul_scratch_len,
+};
 use crate::lower::lower;
 use crate::memory::AlignedMemory;
 use crate::ops::delta_rule;
@@ -138,7 +140,7 @@ impl ModelMemory {
 fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
     let cols = thresholded(cpu, plan).into_iter().map(|id| plan.weight(id).cols);
     let thresholded_cols = cols.max().unwrap_or(0);
-    let (scratch, partials) = (SCRATCH_LEN, 0);
+    let (scratch, partials) = (matmul_scratch_len(cpu.isa, 0), 0);
     let mut sizes = Sizes { thresholded_cols, input_bytes: [0; _], scratch, partials };
     for op in &plan.ops {
         let (weight, rows) = match op {
@@ -152,13 +154,15 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
             }
             _ => continue,
         };
-        let format = PackedLayout::planned(weight.format).activation_format(cpu.isa);
-        let input_bytes = &mut sizes.input_bytes[format as usize];
-        *input_bytes = (*input_bytes).max(format.bytes(rows, weight.cols));
+        let formats = |layout: PackedLayout| layout.activation_formats(cpu.isa);
+        for format in PackedLayout::possible(weight.format).flat_map(formats) {
+            let input_bytes = &mut sizes.input_bytes[format as usize];
+            *input_bytes = (*input_bytes).max(format.bytes(rows, weight.cols));
+        }
         // A thread packs the panels of a weight that is not repacked at load in its scratch.
         let layout = PackedLayout::native(weight.format).unwrap_or(PackedLayout::F32);
-        let panel = layout.panel_bytes(weight.cols).map_or(0, |bytes| bytes.div_ceil(4));
-        sizes.scratch = sizes.scratch.max(panel);
+        let panel = layout.panel_bytes(weight.cols).unwrap_or(0);
+        sizes.scratch = sizes.scratch.max(matmul_scratch_len(cpu.isa, panel));
     }
     let window_indices = plan.window_indices();
     for (slot, &window_index) in plan.slots.iter().zip(&window_indices) {

@@ -106,11 +106,18 @@ fn whole(isa: Isa, weight: &PackedWeight, x: &Activations) -> Vec<f32> {
     run(isa, weight, None, x, &[panels, 0..0], &[tokens, 0..0])
 }
 
+fn top(value: &f32) -> f32 {
+    bf16::from_f32(*value).to_f32()
+}
+
 /// What a form keeps of `x`: its definition, written a second time.
 fn rounded(format: ActivationFormat, x: &[f32]) -> Vec<f32> {
     match format {
         ActivationFormat::F32 => return x.to_vec(),
-        ActivationFormat::Bf16 => return x.iter().map(|&v| bf16::from_f32(v).to_f32()).collect(),
+        ActivationFormat::Bf16 | ActivationFormat::Bf16Tiles => return x.iter().map(top).collect(),
+        ActivationFormat::SplitBf16Tiles => {
+            return x.iter().map(|v| top(v) + top(&(v - top(v)))).collect();
+        }
         ActivationFormat::Int8 => {}
     }
     let block = |x: &[f32]| {
@@ -172,6 +179,58 @@ fn check_matmul(layout: PackedLayout, rows: usize, cols: usize, noise: &mut Nois
             let (near, far) = (error(&found, &kept), error(&found, &exact));
             assert!(near < 1e-10, "{what}: {near:e} from what the activations keep");
             assert!(far < 1e-3 || rows * tokens < 50, "{what}: {far:e} from the exact matmul");
+            check_prefill(isa, &weight, (&values, &x), &exact);
+        }
+    }
+}
+
+/// Prefill rows, where they have a format of their own: tiles of bfloat16.
+fn check_prefill(isa: Isa, weight: &PackedWeight, (values, x): (&[f32], &[f32]), exact: &[f64]) {
+    let (layout, cols) = (weight.layout(), weight.cols());
+    let format = layout.prefill_format(isa);
+    if format == layout.activation_format(isa) {
+        return;
+    }
+    let found = whole(isa, weight, &filled(isa, format, x, cols));
+    // Weights of integer layouts are rounded too.
+    let values: Vec<f32> = match format {
+        ActivationFormat::Bf16Tiles => values.iter().map(top).collect(),
+        _ => values.to_vec(),
+    };
+    let kept = expected(&values, &rounded(format, x), cols);
+    let what = format!("{layout:?} {}x{cols}, {} rows of x, {isa}", weight.rows(), x.len() / cols);
+    let (near, far) = (error(&found, &kept), error(&found, exact));
+    let [near_limit, far_limit] =
+        if format == ActivationFormat::Bf16Tiles { [1e-10, 1e-4] } else { [1e-9, 1e-9] };
+    assert!(near < near_limit, "{what}: {near:e} from what tiles keep");
+    assert!(far < far_limit || found.len() < 50, "{what}: {far:e} from the exact matmul");
+}
+
+/// All instruction sets with the formats of decode rows and of prefill rows.
+fn isas_and_formats(layout: PackedLayout) -> Vec<(Isa, ActivationFormat)> {
+    let both = |isa| [layout.activation_format(isa), layout.prefill_format(isa)].map(|f| (isa, f));
+    let mut all: Vec<_> = Isa::available().flat_map(both).collect();
+    all.dedup();
+    all
+}
+
+/// More tokens and panels than share a block of columns, and panels that are not packed.
+#[test]
+fn blocks_of_a_large_matmul_change_no_result() {
+    let mut noise = Noise(6);
+    let (rows, cols, tokens) = (17 * 16 + 3, 512, 530);
+    for layout in [PackedLayout::Q4_K, PackedLayout::F16, PackedLayout::BF16] {
+        let bytes = random_weight(layout.format(), rows, cols, &mut noise);
+        let weight = PackedWeight::pack(layout.format(), &bytes, rows, cols);
+        let source = PackedWeight::unpacked(layout.format(), Box::new(bytes), rows, cols);
+        let x = noise.normals(tokens * cols);
+        for (isa, format) in isas_and_formats(layout) {
+            let found = whole(isa, &weight, &filled(isa, format, &x, cols));
+            for token in [0, 15, 511, 512, 529] {
+                let x = &x[token * cols..][..cols];
+                let alone = whole(isa, &source, &filled(isa, format, x, cols));
+                assert!(found[token * rows..][..rows] == alone, "{layout:?} {isa}, token {token}");
+            }
         }
     }
 }
@@ -185,18 +244,17 @@ fn a_result_depends_on_its_row_and_token_only() {
         let weight = PackedWeight::pack(layout.format(), &bytes, rows, cols);
         let x = noise.normals(tokens * cols);
         let mut reference: Option<Vec<f32>> = None;
-        for isa in Isa::available() {
-            let all = filled(isa, layout.activation_format(isa), &x, cols);
+        for (isa, format) in isas_and_formats(layout) {
+            let all = filled(isa, format, &x, cols);
             let found = whole(isa, &weight, &all);
             let cuts = [0..1, 1..4, 4..weight.panels()];
             let cut = run(isa, &weight, None, &all, &cuts, &[0..3, 3..20, 20..21, 21..41]);
             assert!(found == cut, "{layout:?} {isa}: cutting changed a result");
             for (token, x) in x.chunks_exact(cols).enumerate() {
-                let alone =
-                    whole(isa, &weight, &filled(isa, layout.activation_format(isa), x, cols));
+                let alone = whole(isa, &weight, &filled(isa, format, x, cols));
                 assert!(found[token * rows..][..rows] == alone, "{layout:?} {isa}, token {token}");
             }
-            if layout.activation_format(isa) == layout.activation_format(Isa::Portable) {
+            if format == layout.activation_format(Isa::Portable) {
                 let first = reference.get_or_insert_with(|| found.clone());
                 assert!(
                     *first == found,
@@ -261,8 +319,8 @@ fn a_bias_is_added_and_wider_rows_keep_their_rest() {
         let bytes = random_weight(format, rows, cols, &mut noise);
         let weight = PackedWeight::pack(format, &bytes, rows, cols);
         let (x, bias) = (noise.normals(tokens * cols), noise.normals(rows));
-        for isa in Isa::available() {
-            let x = filled(isa, weight.layout().activation_format(isa), &x, cols);
+        for (isa, format) in isas_and_formats(weight.layout()) {
+            let x = filled(isa, format, &x, cols);
             let plain = whole(isa, &weight, &x);
             let mut out = vec![7.0; tokens * width];
             let (target, room) = (OutRows::new(&mut out, width), &mut vec![0.0; SCRATCH_LEN]);

@@ -1,5 +1,5 @@
 //! Activations in the formats that kernels read: int8 blocks for integer layouts, f32 for float
-//! layouts, pairs of bfloat16 for BF16 dot instructions.
+//! layouts, pairs of bfloat16 for BF16 dot instructions, tiles of bfloat16 for tile registers.
 //!
 //! Rows (tokens) are grouped in tiles of 16; the last tile holds the remaining rows. In a tile,
 //! column steps are the outer and rows the inner dimension:
@@ -8,14 +8,17 @@
 //! Int8   [tile][cols / 32][row in tile] of Block (52 bytes)
 //! F32    [tile][cols][row in tile] of f32
 //! Bf16   [tile][cols / 2, rounded up][row in tile] of two bfloat16, zero after an odd column
+//! tiles  [tile][cols / 32, rounded up][parts][row in tile] of 32 bfloat16, zero after the last
 //! ```
 //!
 //! A kernel therefore walks one pointer for all its tokens, and a single row is plain row-major.
+//! Only in the last format the last tile has 16 rows too; those that are not set are arbitrary.
 
 mod avx512;
 mod block;
 mod format;
 mod nonzero;
+mod tiles;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -29,6 +32,7 @@ use nonzero::NonZeroMemory;
 
 pub(crate) use block::{BLOCK_COLS, Block};
 pub use format::ActivationFormat;
+use format::TILE_ROW_BYTES;
 pub(crate) use format::{ActivationFormats, TILE_ROWS};
 pub(crate) use nonzero::{NonZeros, PREFETCH_COLS};
 
@@ -109,7 +113,7 @@ impl Activations {
     /// The non-zero columns of the only row, if the buffer has indices and the format lists them.
     pub(crate) fn nonzeros(&self) -> Option<NonZeros> {
         let indices = self.nonzeros.indices(self.rows, self.cols);
-        indices.filter(|_| self.format != ActivationFormat::Bf16)
+        indices.filter(|_| matches!(self.format, ActivationFormat::Int8 | ActivationFormat::F32))
     }
 
     /// How the rows are stored.
@@ -125,6 +129,11 @@ impl Activations {
     /// Columns of the present shape.
     pub fn cols(&self) -> usize {
         self.cols
+    }
+
+    /// Bytes from one whole tile to the next.
+    pub(crate) fn tile_bytes(&self) -> usize {
+        TILE_ROWS * self.format.row_bytes(self.cols) + self.format.gap_bytes()
     }
 
     /// The start of `row` in its tile, and the distance in bytes between two column steps.
@@ -145,10 +154,12 @@ impl Place {
     fn of(row: usize, rows: usize, format: ActivationFormat, cols: usize) -> Place {
         assert!(row < rows, "activations: row {row} of {rows}");
         let first = row - row % TILE_ROWS;
-        let width = TILE_ROWS.min(rows - first);
+        let width = if format.is_tiles() { TILE_ROWS } else { TILE_ROWS.min(rows - first) };
         let step = format.step_bytes();
         let tile = first * format.row_bytes(cols) + first / TILE_ROWS * format.gap_bytes();
-        Place { offset: tile + (row - first) * step, stride: width * step }
+        // The parts of a row are in tiles of their own.
+        let distance = if format.is_tiles() { TILE_ROW_BYTES } else { step };
+        Place { offset: tile + (row - first) * distance, stride: width * step }
     }
 }
 
@@ -193,6 +204,19 @@ impl ActivationWriter<'_> {
             },
             // SAFETY: likewise.
             ActivationFormat::Bf16 => unsafe { pair_row(start, stride, x) },
+            // SAFETY: likewise; an `Isa` with tiles proves its instructions.
+            #[cfg(target_arch = "x86_64")]
+            ActivationFormat::Bf16Tiles if isa.has_tiles() => unsafe {
+                tiles::set_row::<1>(start, stride, x);
+            },
+            // SAFETY: likewise.
+            #[cfg(target_arch = "x86_64")]
+            ActivationFormat::SplitBf16Tiles if isa.has_tiles() => unsafe {
+                tiles::set_row::<2>(start, stride, x);
+            },
+            ActivationFormat::Bf16Tiles | ActivationFormat::SplitBf16Tiles => {
+                panic!("{isa} has no tiles")
+            }
             // SAFETY: likewise.
             ActivationFormat::Int8 => unsafe {
                 quantize(isa, start, stride, x);
@@ -214,7 +238,9 @@ unsafe fn quantize(isa: Isa, start: *mut u8, stride: usize, x: &[f32]) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 => avx512::quantize_row(start, stride, x),
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => {
+                avx512::quantize_row(start, stride, x)
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::AvxVnni => block::quantize_row_avx2(start, stride, x),
             // Compilers vectorise the definition for NEON, which every 64-bit Arm processor has.

@@ -1,5 +1,7 @@
 //! Matrix multiplication: packed weights times rows of activations.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod block;
 mod dense;
 mod skipping;
@@ -24,6 +26,8 @@ use super::simd::{Avx2, Avx512};
 use super::sparse::SparsePanels;
 use super::weight::PackedWeight;
 use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use amx::TileGemm;
 use block::Gemm;
 use dense::DenseGemm;
 use skipping::{ColumnGemv, SparseGemv};
@@ -32,10 +36,21 @@ use unpacked::UnpackedGemm;
 
 pub use block::SCRATCH_LEN;
 
+/// Elements of scratch with which all matmuls of a weight run, and run fast.
+pub(crate) fn scratch_len(isa: Isa, panel_bytes: usize) -> usize {
+    let panel = panel_bytes.div_ceil(size_of::<f32>());
+    #[cfg(target_arch = "x86_64")]
+    if isa.has_tiles() {
+        return SCRATCH_LEN.max(amx::TILE_SCRATCH_LEN + panel);
+    }
+    SCRATCH_LEN.max(panel)
+}
+
 /// Writes `out[token][row] = sum over columns of weight[row] * x[token] + bias[row]` for the rows
 /// of `panels` and for `tokens`. Each call reads the weights once, as long as the activations of a
 /// group of tokens fit the caches. Weights that are not packed densely need `scratch` of at least
-/// one dense panel. With [`SCRATCH_LEN`] elements, large batches of any weight are faster.
+/// one dense panel. With [`SCRATCH_LEN`] elements, large batches of any weight are faster. Rows in
+/// tiles need [`SCRATCH_LEN`] elements for every weight, and the dense panel besides.
 ///
 /// # Safety
 /// No other thread reads or writes the same rows of the same tokens at the same time, and none
@@ -55,13 +70,18 @@ pub unsafe fn matmul(
     scratch: &mut [f32],
 ) {
     let (layout, format) = (weight.layout(), x.format());
-    assert!(format == layout.activation_format(isa), "{layout:?} times {format:?}");
+    let fits = format == layout.activation_format(isa) || format == layout.prefill_format(isa);
+    assert!(fits, "{layout:?} times {format:?}");
     assert!(x.cols() == weight.cols(), "{} columns times {}", weight.cols(), x.cols());
     assert!(bias.is_none_or(|bias| bias.len() == weight.rows()), "the bias has another length");
     assert!(panels.end <= weight.panels(), "panel {} of {}", panels.end, weight.panels());
     assert!(tokens.end <= x.rows().min(out.rows), "token {} of {}", tokens.end, x.rows());
     assert!(weight.rows() <= out.max_width(), "{} rows into {}", weight.rows(), out.max_width());
     let gemm = Gemm { isa, weight, bias, panels, x, tokens, out, scratch };
+    #[cfg(target_arch = "x86_64")]
+    if format.is_tiles() {
+        return layout.visit(TileGemm(gemm));
+    }
     // Only a GEMV skips zeros: more tokens expand the panels to dense ones.
     let is_gemv = gemm.tokens.len() == 1;
     let sparse = weight.sparse().filter(|_| is_gemv);
@@ -78,7 +98,9 @@ pub unsafe fn matmul(
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Bf16 if format == ActivationFormat::Bf16 => dense::run_bf16(gemm),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Bf16 => run::<Avx512>(gemm, sparse, columns),
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => {
+            run::<Avx512>(gemm, sparse, columns)
+        }
         #[cfg(target_arch = "aarch64")]
         Isa::Neon => run::<Neon<0, 4, false>>(gemm, sparse, columns),
         #[cfg(target_arch = "aarch64")]

@@ -15,8 +15,11 @@
 //! ```
 //!
 //! Float layouts, for each column in order: `sum = fma(w, x, sum)`. BF16 goes by pairs of columns
-//! where the instruction set has a BF16 dot product, see `bf16`. A bias is added to the final sum.
+//! where the instruction set has a BF16 dot product, see `bf16`. Prefill rows of all layouts go by
+//! tiles where it has those, see `amx`. A bias is added to the final sum.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod bf16;
 mod columns;

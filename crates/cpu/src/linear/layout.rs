@@ -97,7 +97,28 @@ impl PackedLayout {
         PackedLayout::native(format).unwrap_or(PackedLayout::F16)
     }
 
-    /// The format of the activations that the layout's kernels read.
+    /// The formats of decode rows and of prefill rows.
+    pub(crate) fn activation_formats(self, isa: Isa) -> [ActivationFormat; 2] {
+        [self.activation_format(isa), self.prefill_format(isa)]
+    }
+
+    /// The layouts that a weight of `format` may get: one, unless its values decide.
+    pub(crate) fn possible(format: Format) -> impl Iterator<Item = PackedLayout> {
+        let other = PackedLayout::native(format).is_none().then_some(PackedLayout::F32);
+        std::iter::once(PackedLayout::planned(format)).chain(other)
+    }
+
+    /// The format of prefill rows: that of decode rows, unless the instruction set has tiles. F32
+    /// weights stay exact: they are those of routers, and of models that are to be exact.
+    pub fn prefill_format(self, isa: Isa) -> ActivationFormat {
+        match self.activation_format(isa) {
+            ActivationFormat::Int8 if isa.has_tiles() => ActivationFormat::Bf16Tiles,
+            _ if isa.has_tiles() && self != PackedLayout::F32 => ActivationFormat::SplitBf16Tiles,
+            format => format,
+        }
+    }
+
+    /// The format of the activations that the layout's kernels read, for decode rows.
     pub fn activation_format(self, isa: Isa) -> ActivationFormat {
         struct Query;
         impl VisitLayout for Query {

@@ -158,19 +158,30 @@ impl PackedWeight {
         }
     }
 
-    /// The panels that start in a range of the weight's bytes, for one of `threads` threads.
-    /// Adjacent ranges cover all panels once; no range gets many more bytes than its length.
-    pub(crate) fn panels_in(&self, bytes: Range<usize>, threads: usize) -> Range<usize> {
+    /// The panels that start in a range of the weight's bytes, for one of `threads` threads, in
+    /// multiples of `multiple`. Adjacent ranges cover all panels once; no range gets many more
+    /// bytes than its length.
+    pub(crate) fn panels_in(
+        &self,
+        bytes: Range<usize>,
+        threads: usize,
+        multiple: usize,
+    ) -> Range<usize> {
         let panels = self.panels();
-        let first = |at: usize| match &self.store {
+        let first = |at: usize| self.first_in(at, threads).next_multiple_of(multiple).min(panels);
+        first(bytes.start)..first(bytes.end)
+    }
+
+    fn first_in(&self, at: usize, threads: usize) -> usize {
+        let panels = self.panels();
+        match &self.store {
             Store::Sparse(sparse) => sparse.first_at(at),
             Store::Columns(groups) => {
                 let panel = (at * panels).div_ceil(self.bytes().max(1));
                 panel.next_multiple_of(groups.granularity(threads))
             }
             _ => (at * panels).div_ceil(self.bytes().max(1)),
-        };
-        first(bytes.start).min(panels)..first(bytes.end).min(panels)
+        }
     }
 
     /// The addresses of some panels that a GEMV reads contiguously; null where it does not.

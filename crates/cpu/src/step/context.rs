@@ -10,7 +10,7 @@ use bodkin_model::{Plan, RopeTable, Rows, WeightId};
 use crate::expert_permutation::PermutationView;
 use crate::isa::Isa;
 use crate::kv::KvView;
-use crate::linear::{ActivationFormat, Activations};
+use crate::linear::{ActivationFormat, Activations, PackedLayout};
 use crate::program::{Operand, Program};
 use crate::shared::Shared;
 use crate::trace::Trace;
@@ -69,6 +69,36 @@ impl StepContext<'_> {
         match rows {
             Rows::Tokens => self.batch.tokens.len(),
             Rows::Outputs => self.batch.outputs.len(),
+        }
+    }
+
+    /// Whether a row is of a prompt: rows of prompts have activation formats of their own.
+    pub(super) fn is_prefill(&self, rows: Rows, row: usize) -> bool {
+        let token = match rows {
+            Rows::Tokens => row,
+            Rows::Outputs => self.batch.outputs[row] as usize,
+        };
+        self.batch.spans[self.span_of_row[token] as usize].is_prefill
+    }
+
+    /// Calls `run` with ranges of rows and their activation format in matmuls with `layout`.
+    /// `is_prefill` tells the kind of a row.
+    pub(super) fn for_formats(
+        &self,
+        layout: PackedLayout,
+        mut rows: Range<usize>,
+        is_prefill: impl Fn(usize) -> bool,
+        mut run: impl FnMut(Range<usize>, ActivationFormat),
+    ) {
+        let formats = layout.activation_formats(self.isa);
+        while !rows.is_empty() {
+            let kind = is_prefill(rows.start);
+            let is_other = |&row: &usize| is_prefill(row) != kind;
+            let is_one_format = formats[0] == formats[1];
+            let end = if is_one_format { None } else { rows.clone().find(is_other) };
+            let end = end.unwrap_or(rows.end);
+            run(rows.start..end, formats[usize::from(kind)]);
+            rows.start = end;
         }
     }
 

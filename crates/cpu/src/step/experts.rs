@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
+use bodkin_model::Rows;
+
 use super::context::StepContext;
 use crate::linear::{ActivationFormats, OutRows, matmul};
 use crate::pool::Worker;
@@ -69,7 +71,7 @@ impl StepContext<'_> {
         let places =
             unsafe { self.permutations[permutation].places.part(row * used..(row + 1) * used) };
         let x = self.read(input, row);
-        for format in formats.iter() {
+        for format in formats.iter(self.is_prefill(Rows::Tokens, row)) {
             let activations = self.activations(format, count, cols);
             for (i, &place) in places.iter().enumerate() {
                 // Each expert has its part of the input, or all share the whole.
@@ -147,18 +149,21 @@ impl StepContext<'_> {
             let bias = self.vector(id);
             &bias[expert * matrix.rows()..][..matrix.rows()]
         });
-        let activations =
-            self.activations(matrix.layout().activation_format(self.isa), count, cols);
         let (buffer, stride) = self.buffer(linear.out);
         assert!(self.batch.tokens.len() * stride <= buffer.len(), "space for every row");
         let scratch = self.scratch[worker.index];
-        // SAFETY: the buffer has the rows; this thread alone has claimed these panels, so it alone
-        // writes their columns of these pairs; the scratch is this thread's.
-        unsafe {
-            let pairs = self.permutations[permutation].pairs.part(0..count);
-            let out = OutRows::scattered(buffer.start(), stride, pairs, used, matrix.rows());
-            let scratch = scratch.part_mut(0..scratch.len());
-            matmul(self.isa, matrix, bias, panels, &activations, tokens, out, scratch);
-        }
+        // SAFETY: the permute stage ended with a barrier.
+        let pairs = unsafe { self.permutations[permutation].pairs.part(0..count) };
+        let is_prefill = |pair: usize| self.is_prefill(Rows::Tokens, pairs[pair] as usize / used);
+        self.for_formats(matrix.layout(), tokens, is_prefill, |tokens, format| {
+            let (x, panels) = (self.activations(format, count, cols), panels.clone());
+            // SAFETY: the buffer has the rows; this thread alone has claimed these panels, so it
+            // alone writes their columns of these pairs; the scratch is this thread's.
+            unsafe {
+                let out = OutRows::scattered(buffer.start(), stride, pairs, used, matrix.rows());
+                let scratch = scratch.part_mut(0..scratch.len());
+                matmul(self.isa, matrix, bias, panels, &x, tokens, out, scratch);
+            }
+        });
     }
 }

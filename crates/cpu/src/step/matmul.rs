@@ -18,7 +18,11 @@ use crate::shared::Shared;
 
 /// The ends of the chunks of a share, in sixteenths of its bytes (rows of sparse weights differ in
 /// size). The last chunks are small, so that threads finish together.
-const CHUNK_ENDS: [usize; 8] = [3, 6, 9, 11, 13, 14, 15, 16];
+const CHUNK_ENDS: &[usize] = &[3, 6, 9, 11, 13, 14, 15, 16];
+/// The same for tiles. Each chunk reads the activations of all tokens, so there are few.
+const TILE_CHUNK_ENDS: &[usize] = &[10, 14, 16];
+/// Panels that tiles multiply together.
+const TILE_PANELS: usize = 2;
 
 /// The most bytes that a waiting thread prefetches: they must stay in its L2.
 const PREFETCH_BYTES: usize = 128 << 10;
@@ -65,10 +69,10 @@ impl StepContext<'_> {
             return;
         };
         let total = self.bytes(linears);
-        let share = worker.share(total);
+        let share = (worker.share(total), worker.threads, 1);
         // The first linear only; nothing if its weights are not contiguous.
         let mut first = None;
-        self.parts(linears, share, worker.threads, |linear, panels| {
+        self.parts(linears, share, |linear, panels| {
             first
                 .get_or_insert_with(|| self.weights[linear.weight.0].matrices[0].addresses(panels));
         });
@@ -81,12 +85,12 @@ impl StepContext<'_> {
         linears.iter().map(|p| self.weights[p.weight.0].matrices[0].bytes()).sum()
     }
 
-    /// Calls `run` with the panels of each linear in a range of the bytes of all of them.
+    /// Calls `run` with the panels of each linear in a range of the bytes of all of them, for one
+    /// of some threads, in multiples of some panels.
     fn parts(
         &self,
         linears: &[Linear],
-        bytes: Range<usize>,
-        threads: usize,
+        (bytes, threads, multiple): (Range<usize>, usize, usize),
         mut run: impl FnMut(&Linear, Range<usize>),
     ) {
         let mut before = 0;
@@ -95,7 +99,7 @@ impl StepContext<'_> {
             let start = before;
             before += matrix.bytes();
             let [from, to] = [bytes.start, bytes.end].map(|at| at.clamp(start, before) - start);
-            let panels = matrix.panels_in(from..to, threads);
+            let panels = matrix.panels_in(from..to, threads, multiple);
             if !panels.is_empty() {
                 run(linear, panels);
             }
@@ -112,17 +116,22 @@ impl StepContext<'_> {
         claimed: &[AtomicUsize],
     ) {
         let total = self.bytes(linears);
-        let (threads, units) = (worker.threads, CHUNK_ENDS[CHUNK_ENDS.len() - 1]);
+        let has_tiles =
+            self.isa.has_tiles() && (0..self.count(rows)).any(|row| self.is_prefill(rows, row));
+        let (chunk_ends, multiple) =
+            if has_tiles { (TILE_CHUNK_ENDS, TILE_PANELS) } else { (CHUNK_ENDS, 1) };
+        let (threads, units) = (worker.threads, chunk_ends[chunk_ends.len() - 1]);
         let scratch = self.scratch[worker.index];
         for owner in (0..threads).map(|i| (worker.index + i) % threads) {
             let at = |end: usize| (owner * units + end) * total / (threads * units);
-            while claimed[owner].load(Relaxed) < CHUNK_ENDS.len() {
+            while claimed[owner].load(Relaxed) < chunk_ends.len() {
                 let chunk = claimed[owner].fetch_add(1, Relaxed);
-                if chunk >= CHUNK_ENDS.len() {
+                if chunk >= chunk_ends.len() {
                     break;
                 }
-                let first = chunk.checked_sub(1).map_or(0, |chunk| CHUNK_ENDS[chunk]);
-                self.parts(linears, at(first)..at(CHUNK_ENDS[chunk]), threads, |linear, panels| {
+                let first = chunk.checked_sub(1).map_or(0, |chunk| chunk_ends[chunk]);
+                let part = (at(first)..at(chunk_ends[chunk]), threads, multiple);
+                self.parts(linears, part, |linear, panels| {
                     self.panels(rows, input, linear, panels, scratch);
                 });
             }
@@ -141,16 +150,18 @@ impl StepContext<'_> {
         let matrix = &self.weights[linear.weight.0].matrices[0];
         let bias = linear.bias.map(|id| self.vector(id));
         let count = self.count(rows);
-        let activations =
-            self.activations(matrix.layout().activation_format(self.isa), count, input.width);
         let (buffer, stride) = self.buffer(linear.out);
         assert!(count * stride <= buffer.len(), "space for every row");
-        // SAFETY: the buffer has the rows, and this thread alone has claimed these panels, so it
-        // alone writes their columns. The scratch is this thread's.
-        unsafe {
-            let out = OutRows::from_raw(buffer.start(), stride, count);
-            let scratch = scratch.part_mut(0..scratch.len());
-            matmul(self.isa, matrix, bias, panels, &activations, 0..count, out, scratch);
-        }
+        let is_prefill = |row: usize| self.is_prefill(rows, row);
+        self.for_formats(matrix.layout(), 0..count, is_prefill, |tokens, format| {
+            let (x, panels) = (self.activations(format, count, input.width), panels.clone());
+            // SAFETY: the buffer has the rows, and this thread alone has claimed these panels, so
+            // it alone writes their columns. The scratch is this thread's.
+            unsafe {
+                let out = OutRows::from_raw(buffer.start(), stride, count);
+                let scratch = scratch.part_mut(0..scratch.len());
+                matmul(self.isa, matrix, bias, panels, &x, tokens, out, scratch);
+            }
+        });
     }
 }

@@ -162,7 +162,7 @@ impl StepContext<'_> {
             Rows::Outputs => self.batch.outputs[row] as usize,
         };
         let x = self.read(input, from);
-        for format in formats.iter() {
+        for format in formats.iter(self.is_prefill(rows, row)) {
             let activations = self.activations(format, self.count(rows), input.width);
             // SAFETY: one thread sets this row; matmuls read it after a barrier.
             unsafe { activations.writer().set(self.isa, row, x) };

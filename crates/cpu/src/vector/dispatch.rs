@@ -18,12 +18,15 @@ macro_rules! dispatch {
             unsafe { $name::<$crate::vector::avx2::Avx2 $(, $t)?>($($arg),*) }
         }
         match $isa {
-            // SAFETY: an `Isa` proves its instructions.
             #[cfg(target_arch = "x86_64")]
-            $crate::isa::Isa::Avx512 | $crate::isa::Isa::Avx512Bf16 => unsafe {
-                avx512($($arg),*)
-            },
-            // SAFETY: likewise.
+            $crate::isa::Isa::Avx512
+            | $crate::isa::Isa::Avx512Bf16
+            | $crate::isa::Isa::Amx
+            | $crate::isa::Isa::AmxEmulated => {
+                // SAFETY: an `Isa` proves its instructions.
+                unsafe { avx512($($arg),*) }
+            }
+            // SAFETY: an `Isa` proves its instructions.
             #[cfg(target_arch = "x86_64")]
             $crate::isa::Isa::Avx2 | $crate::isa::Isa::AvxVnni => unsafe { avx2($($arg),*) },
             // SAFETY: every 64-bit Arm processor has NEON.

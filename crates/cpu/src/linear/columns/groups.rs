@@ -179,7 +179,7 @@ impl VisitColumns for Expansion {
                     Avx2::<0, false>::expand_columns::<K>(&group, cols, dense, dense_bytes);
                 }
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Avx512Bf16 => {
+                Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => {
                     Avx512::expand_columns::<K>(&group, cols, dense, dense_bytes);
                 }
                 #[cfg(target_arch = "aarch64")]

@@ -48,6 +48,7 @@ pub(crate) struct Bf16;
 
 impl FloatLayout for Bf16 {
     const BYTES: usize = 2;
+    const BF16_PARTS: usize = 1;
 
     #[inline(always)]
     unsafe fn load<L: Lanes>(at: *const u8) -> L::Floats {

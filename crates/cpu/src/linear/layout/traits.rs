@@ -123,6 +123,8 @@ pub(crate) trait IntegerLayout {
 pub(crate) trait FloatLayout {
     /// Bytes of one weight.
     const BYTES: usize;
+    /// bfloat16 numbers whose sum is taken for a weight: one if it is such a number.
+    const BF16_PARTS: usize = 2;
 
     /// Loads the weights of one column.
     ///

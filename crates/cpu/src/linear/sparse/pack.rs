@@ -141,7 +141,7 @@ mod tests {
         let mut before = 0;
         for piece in 0..pieces {
             let part = piece * total / pieces..(piece + 1) * total / pieces;
-            let taken = weight.panels_in(part, 1);
+            let taken = weight.panels_in(part, 1, 1);
             assert_eq!(taken.start, before, "every panel once");
             let bytes: usize = taken.clone().map(|i| panels.panel_bytes(i)).sum();
             assert!(bytes.abs_diff(total / pieces) <= longest, "piece {piece}: {bytes}");

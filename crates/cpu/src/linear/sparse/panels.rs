@@ -124,7 +124,9 @@ impl Expansion {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 | Isa::AvxVnni => Avx2::<0, false>::expand::<K>(panel, cols, dense),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Avx512Bf16 => Avx512::expand::<K>(panel, cols, dense),
+                Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx | Isa::AmxEmulated => {
+                    Avx512::expand::<K>(panel, cols, dense)
+                }
                 #[cfg(target_arch = "aarch64")]
                 Isa::Neon | Isa::DotProd => Neon::<0, 4, false>::expand::<K>(panel, cols, dense),
             }
