@@ -76,6 +76,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let prompts = if args.brief { &PROMPTS[..1] } else { &PROMPTS };
     for path in &args.models {
         let name = path.display();
+        let file = bodkin_model::open(path).with_context(|| name.to_string())?;
+        let plan = bodkin_model::plan(file.metadata(), file.tensors())?;
+        let has_experts = !plan.routed_layers().is_empty();
         let fused = single_rows(&Cuda::open_all(&args.device)?, path, prompts)?;
         let plain = single_rows(&Cuda::open_all(&args.device)?.fusing(false), path, prompts)?;
         count_same(&name, WITHOUT, &fused, &plain)?;
@@ -83,7 +86,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             let one = single_rows(&Cuda::open(args.device[0])?, path, prompts)?;
             count_same(&name, ON_ONE, &fused, &one)?;
         }
-        for share in CACHED_SHARES {
+        for share in CACHED_SHARES.into_iter().filter(|_| has_experts) {
             let cached = Cuda::open_all(&args.device)?;
             let cached = cached.with_expert_budget(ExpertBudget::Share(share));
             count_same(&name, CACHED, &fused, &single_rows(&cached, path, prompts)?)?;

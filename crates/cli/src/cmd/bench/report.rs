@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use anyhow::Result;
-use bodkin_backend::{ExpertStats, KvType, StageProfile, WeightLayout};
+use bodkin_backend::{ExpertCacheStats, ExpertStats, KvType, StageProfile, WeightLayout};
 use serde_json::{Value, json};
 
 use super::timeline::{Split, Timeline};
@@ -160,8 +160,10 @@ impl Row {
         }
         if !self.experts.is_empty() {
             let ms = |e: &ExpertStats| e.seconds.iter().map(|s| s * 1e3).collect::<Vec<_>>();
-            let layer =
-                |e: &ExpertStats| json!({"layer": e.layer, "counts": e.counts, "ms": ms(e)});
+            let layer = |e: &ExpertStats| {
+                let (layer, counts) = (e.layer, &e.counts);
+                json!({"layer": layer, "counts": counts, "ms": ms(e), "cache": cache_json(e)})
+            };
             fields.push(("experts", self.experts.iter().map(layer).collect()));
         }
         if !self.weight_layouts.is_empty() {
@@ -300,6 +302,16 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
     Ok(())
 }
 
+/// What the cache of a layer's experts did, null without one.
+fn cache_json(experts: &ExpertStats) -> Value {
+    match experts.cache {
+        Some(ExpertCacheStats { slots, hits, misses, fills }) => {
+            json!({"slots": slots, "hits": hits, "misses": misses, "fills": fills})
+        }
+        None => Value::Null,
+    }
+}
+
 /// The load balance of the experts of each layer. Times are sums over all threads; the time per
 /// selection is the mean of the layer, and that of its slowest expert. GPUs report no times.
 fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
@@ -324,6 +336,24 @@ fn print_experts(out: &mut dyn Write, row: &Row) -> Result<()> {
         let each = seconds.iter().zip(counts).map(|(&seconds, &count)| us(seconds, count));
         let (mean, slowest) = (us(sum, counts.iter().sum()), each.fold(0.0, f64::max));
         writeln!(out, " {:.3} | {mean:.1} | {slowest:.1} |", 1e3 * sum)?;
+    }
+    print_expert_caches(out, row)
+}
+
+/// What the cache of each layer's experts did, if a device has no room for all of them.
+fn print_expert_caches(out: &mut dyn Write, row: &Row) -> Result<()> {
+    let cached = row.experts.iter().filter_map(|e| Some((e.layer, e.cache?, e.counts.len())));
+    for (i, (layer, cache, experts)) in cached.enumerate() {
+        if i == 0 {
+            writeln!(out, "\n| {}: layer | slots | hits | misses | copies |", row.test())?;
+            writeln!(out, "| ---: | ---: | ---: | ---: | ---: |")?;
+        }
+        let ExpertCacheStats { slots, hits, misses, fills } = cache;
+        let share = 100.0 * hits as f64 / (hits + misses).max(1) as f64;
+        writeln!(
+            out,
+            "| {layer} | {slots} of {experts} | {hits} ({share:.1} %) | {misses} | {fills} |"
+        )?;
     }
     Ok(())
 }

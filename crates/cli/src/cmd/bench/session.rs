@@ -150,6 +150,11 @@ impl Session {
         for (now, before) in chosen.iter_mut().zip(&self.experts_before) {
             now.counts.iter_mut().zip(&before.counts).for_each(|(now, before)| *now -= before);
             now.seconds.iter_mut().zip(&before.seconds).for_each(|(now, before)| *now -= before);
+            if let Some((now, before)) = now.cache.as_mut().zip(before.cache) {
+                now.hits -= before.hits;
+                now.misses -= before.misses;
+                now.fills -= before.fills;
+            }
         }
         chosen
     }
