@@ -1,6 +1,6 @@
 //! How many experts of a model the device has room for. This file must not know the device.
 
-use bodkin_model::{Op, Plan, WeightId};
+use bodkin_model::{Plan, WeightId};
 
 use crate::lower::{shapes, sharded};
 use crate::packed::Shard;
@@ -17,23 +17,10 @@ pub enum ExpertBudget {
     Share(f64),
 }
 
-/// The weights of the experts that each routing of a plan chooses from.
-pub(crate) fn routed_weights(plan: &Plan) -> Vec<Vec<WeightId>> {
-    let is_route = |i: &usize| matches!(plan.ops[*i], Op::Route { .. });
-    let weights = |i: usize| {
-        let weights = plan.ops.iter().filter_map(|op| match op {
-            Op::ExpertLinear { weight, route: Some(route), .. } if route.0 == i => Some(*weight),
-            _ => None,
-        });
-        weights.collect()
-    };
-    (0..plan.ops.len()).filter(is_route).map(weights).collect()
-}
-
 /// Whether each weight of a plan can be cached.
 pub(crate) fn can_be_cached(plan: &Plan) -> Vec<bool> {
     let mut can_be = vec![false; plan.weights.len()];
-    routed_weights(plan).iter().flatten().for_each(|id| can_be[id.0] = true);
+    plan.routed_weights().iter().flatten().for_each(|id| can_be[id.0] = true);
     can_be
 }
 
@@ -49,7 +36,7 @@ pub(crate) struct ExpertBytes {
 impl ExpertBytes {
     pub(crate) fn of(plan: &Plan, shard: Shard) -> ExpertBytes {
         let (shapes, sharded) = (shapes(plan), sharded(plan, shard.count));
-        let routed = routed_weights(plan);
+        let routed = plan.routed_weights();
         let shapes = routed.iter().flatten().filter_map(|&WeightId(id)| {
             let shape = shapes[id]?;
             Some(if sharded[id].is_some() { shape.shard(shard) } else { shape })

@@ -207,19 +207,27 @@ impl Plan {
         self.weights.iter().filter_map(|w| w.layer).max().map_or(0, |last| last + 1)
     }
 
-    /// The layer of each routing, in order.
-    pub fn routed_layers(&self) -> Vec<usize> {
+    /// The weights of the experts that each routing chooses from, in order.
+    pub fn routed_weights(&self) -> Vec<Vec<WeightId>> {
         let is_route = |i: &usize| matches!(self.ops[*i], Op::Route { .. });
-        let layer = |(nth, i): (usize, usize)| {
-            let layer = self.ops.iter().find_map(|op| match op {
+        let weights = |i: usize| {
+            let weights = self.ops.iter().filter_map(|op| match op {
                 Op::ExpertLinear { route: Some(value), weight, .. } if value.0 == i => {
-                    self.weight(*weight).layer
+                    Some(*weight)
                 }
                 _ => None,
             });
-            layer.unwrap_or(nth)
+            weights.collect()
         };
-        (0..self.ops.len()).filter(is_route).enumerate().map(layer).collect()
+        (0..self.ops.len()).filter(is_route).map(weights).collect()
+    }
+
+    /// The layer of each routing, in order.
+    pub fn routed_layers(&self) -> Vec<usize> {
+        let layer = |(nth, weights): (usize, Vec<WeightId>)| {
+            weights.first().and_then(|id| self.weight(*id).layer).unwrap_or(nth)
+        };
+        self.routed_weights().into_iter().enumerate().map(layer).collect()
     }
 
     /// Whether a weight computes the scores by which experts are chosen.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use bodkin_backend::{Matmul, Observer};
-use bodkin_model::{Op, Plan};
+use bodkin_model::{Op, Plan, WeightId};
 
 use super::{RoutingTrace, invalid};
 use crate::error::Result;
@@ -28,18 +28,16 @@ impl Recorder {
     /// # Errors
     /// If the model has no experts, or not the same number of them in each layer.
     pub fn new(plan: &Plan, name: &Path) -> Result<Recorder> {
-        let (mut weights, mut routings) = (HashMap::new(), Vec::new());
-        for (i, op) in plan.ops.iter().enumerate() {
-            let Op::Route { routing, .. } = op else { continue };
-            let first = plan.ops[i..].iter().find_map(|op| match op {
-                Op::ExpertLinear { route: Some(route), weight, .. } if route.0 == i => {
-                    Some(&plan.weight(*weight).name)
-                }
-                _ => None,
-            });
-            weights.extend(first.map(|name| (name.clone(), routings.len())));
-            routings.push([routing.experts, routing.used]);
-        }
+        let routings = plan.ops.iter().filter_map(|op| match op {
+            Op::Route { routing, .. } => Some([routing.experts, routing.used]),
+            _ => None,
+        });
+        let routings: Vec<[usize; 2]> = routings.collect();
+        let routed = plan.routed_weights().into_iter().enumerate();
+        let first = |(i, weights): (usize, Vec<WeightId>)| {
+            Some((plan.weight(*weights.first()?).name.clone(), i))
+        };
+        let weights = routed.filter_map(first).collect();
         let Some(&[experts, used]) = routings.first() else {
             return Err(invalid(name, "layers", "a model with experts".to_owned(), "none"));
         };
