@@ -3,12 +3,11 @@
 
 use std::sync::Arc;
 
-use bodkin_backend::{ExpertCacheStats, Result};
+use bodkin_backend::{Error, ExpertCacheStats, Result};
 use bodkin_model::Plan;
 
 use crate::constants::{CACHE_COUNTERS, MATRICES, MAX_FILLS, NO_SLOT};
 use crate::driver::{Device, Memory};
-use crate::expert_budget::routed_weights;
 use crate::lower::Program;
 use crate::parameters::expert_cache as p;
 use crate::weights::Placed;
@@ -64,11 +63,14 @@ impl ExpertCache {
         placed: &[Placed],
         counts: &[u64],
     ) -> Result<Option<ExpertCache>> {
+        if placed.iter().all(|weight| weight.cached.is_none()) {
+            return Ok(None);
+        }
         let words = program.routings.iter().map(|&experts| LayerWords::of(experts).all);
         let state = Memory::zeroed(device, 4 * words.sum::<usize>(), "the cache of experts")?;
         let (mut layers, mut counters) = (Vec::new(), Vec::new());
         let mut next = state.address;
-        for (routing, (weights, &counts)) in routed_weights(plan).iter().zip(counts).enumerate() {
+        for (routing, (weights, &counts)) in plan.routed_weights().iter().zip(counts).enumerate() {
             let experts = program.routings[routing];
             let words = LayerWords::of(experts);
             let at = |word: usize| next + 4 * word as u64;
@@ -81,7 +83,12 @@ impl ExpertCache {
             // SAFETY: the layer has a slot number for each expert; the copy has ended after
             // `finish`.
             unsafe { device.send(at(words.slots), &slots) }.and_then(|()| device.finish())?;
-            assert!(cached.len() <= MATRICES, "an expert has at most {MATRICES} matrices");
+            if cached.len() > MATRICES {
+                return Err(Error::Config(format!(
+                    "cuda: expected at most {MATRICES} matrices of a cached expert, found {}",
+                    cached.len()
+                )));
+            }
             let mut layer = p::CachedLayer {
                 counts,
                 last_counts: at(words.last_counts),
@@ -96,9 +103,6 @@ impl ExpertCache {
             layer.weights.iter_mut().zip(&cached).for_each(|(to, from)| *to = from.parameters());
             layers.push(layer);
             next += 4 * words.all as u64;
-        }
-        if layers.is_empty() {
-            return Ok(None);
         }
         let count = layers.len();
         let bytes = size_of::<p::CachedLayer>() * count;

@@ -53,7 +53,7 @@ const MOST_PAIRS: usize = 65_535;
 /// Bytes that are read to find the bandwidth, and how often.
 const BANDWIDTH_BYTES: usize = 2 << 30;
 const BANDWIDTH_PASSES: usize = 8;
-/// Bytes that stay free where experts take what is left, for the driver.
+/// Bytes that the automatic budget of experts leaves to the driver.
 const FREE_BYTES: u64 = 512 << 20;
 
 /// An NVIDIA GPU, or several that share models.
@@ -285,18 +285,12 @@ impl Backend for Cuda {
         // All need what the one with the largest share does.
         let weights = self.shards().map(|shard| weights::bytes(plan, shard, slots));
         let weights = weights.max_by_key(|bytes| bytes.device).unwrap_or_default();
-        let experts = self.shards().map(|shard| ExpertBytes::of(plan, shard).slot).max();
-        let (tables, slot_bytes) = match slots {
-            Some(slots) => {
-                (expert_cache::table_bytes(&program), slots as u64 * experts.unwrap_or(0))
-            }
-            None => (0, 0),
-        };
+        let tables = slots.map_or(0, |_| expert_cache::table_bytes(&program));
         Memory {
             weight_bytes: devices * (weights.device as u64 + tables),
             state_bytes: devices * sizes.state(),
             scratch_bytes: devices * sizes.scratch(),
-            cached_expert_bytes: devices * slot_bytes,
+            cached_expert_bytes: devices * weights.slots as u64,
             host_bytes: devices * weights.host as u64,
         }
     }

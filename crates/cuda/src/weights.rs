@@ -2,6 +2,8 @@
 //! allocation. All threads of the host read and pack one buffer while the previous one is copied.
 //! Tiles of cached experts are in memory of the host, and some of them also in slots.
 
+mod vector;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -17,6 +19,7 @@ use crate::lower::{matrix_of, shapes, sharded};
 use crate::packed::{Shape, Shard, pack};
 use crate::parameters::expert_cache::CachedWeight;
 use crate::staging::Staging;
+use vector::Vector;
 
 /// Weights begin at multiples of it.
 const ALIGNMENT: usize = 256;
@@ -69,42 +72,13 @@ impl Offsets {
     }
 }
 
-/// A device's shard of a vector: the same elements of each of its pieces.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Vector {
-    pieces: usize,
-    own: Range<usize>,
-}
-
-impl Vector {
-    /// Of a weight that is sharded into `pieces` if the matmul is whose bias it is.
-    fn of(weight: &Weight, pieces: Option<usize>, shard: Shard) -> Vector {
-        let len = weight.rows * weight.cols;
-        match pieces {
-            Some(pieces) => Vector { pieces, own: shard.rows(len / pieces) },
-            None => Vector { pieces: 1, own: 0..len },
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        4 * self.pieces * self.own.len()
-    }
-
-    fn write(&self, weight: &Weight, data: &[u8], to: &mut [f32]) {
-        let mut all = vec![0.0; weight.rows * weight.cols];
-        weight.format.dequantize(data, &mut all);
-        let (piece, len) = (all.len() / self.pieces, self.own.len());
-        for i in 0..self.pieces {
-            to[i * len..][..len].copy_from_slice(&all[i * piece..][self.own.clone()]);
-        }
-    }
-}
-
 /// The bytes of all weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WeightBytes {
     pub(crate) device: usize,
-    /// Of cached experts.
+    /// Of them, the slots of cached experts.
+    pub(crate) slots: usize,
+    /// Of cached experts, in memory of the host.
     pub(crate) host: usize,
 }
 
@@ -119,7 +93,7 @@ fn take(bytes: &mut usize, part: usize) -> usize {
 /// them on the device.
 fn offsets(plan: &Plan, shard: Shard, slots: Option<usize>) -> (Vec<Offsets>, WeightBytes) {
     let mut bytes = WeightBytes::default();
-    let WeightBytes { device, host } = &mut bytes;
+    let WeightBytes { device, slots: slot_bytes, host } = &mut bytes;
     let mut take_device = |part: usize| take(device, part);
     let weights = plan.weights.iter().zip(sharded(plan, shard.count));
     let weights = weights.zip(shapes(plan)).zip(vectors(plan)).zip(experts(plan));
@@ -130,8 +104,9 @@ fn offsets(plan: &Plan, shard: Shard, slots: Option<usize>) -> (Vec<Offsets>, We
         let slots = slots.filter(|(slots, shape)| *slots < shape.matrices);
         let cached = slots.map(|(slots, shape)| (slots, take(host, shape.packed_bytes())));
         let matrix = shape.map(|shape| {
-            let tiles =
-                cached.map_or(shape.packed_bytes(), |(slots, _)| slots * shape.expert_bytes());
+            let in_slots = cached.map(|(slots, _)| slots * shape.expert_bytes());
+            *slot_bytes += in_slots.unwrap_or(0);
+            let tiles = in_slots.unwrap_or(shape.packed_bytes());
             (shape, take_device(tiles), take_device(shape.exponents()))
         });
         let experts = experts.map(|count| take_device(size_of::<u64>() * count));
@@ -409,25 +384,6 @@ mod tests {
     use bodkin_gguf::Format;
 
     use super::*;
-
-    #[test]
-    fn parts_of_biases_together_are_the_whole() {
-        let (matrices, rows) = (3, 71);
-        let values: Vec<f32> = (0..matrices * rows).map(|i| i as f32).collect();
-        let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let (name, bytes) = (String::new(), data.len() as u64);
-        let weight =
-            Weight { name, format: Format::F32, cols: rows, rows: matrices, bytes, layer: None };
-        let mut together = vec![Vec::<f32>::new(); matrices];
-        for index in 0..3 {
-            let vector = Vector::of(&weight, Some(matrices), Shard { index, count: 3 });
-            let mut own = vec![f32::NAN; vector.bytes() / 4];
-            vector.write(&weight, &data, &mut own);
-            let pieces = own.chunks_exact(own.len() / matrices);
-            together.iter_mut().zip(pieces).for_each(|(all, piece)| all.extend(piece));
-        }
-        assert_eq!(together.concat(), values);
-    }
 
     #[test]
     fn formats_without_a_layout_of_their_own_are_stored_as_halves() {
