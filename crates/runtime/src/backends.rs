@@ -2,7 +2,7 @@
 
 use bodkin_backend::{Backend, LayerSplit, Mock};
 use bodkin_cpu::{Cpu, Sparse};
-use bodkin_cuda::Cuda;
+use bodkin_cuda::{Cuda, ExpertBudget};
 use bodkin_wgpu::Wgpu;
 
 use crate::activation_sparsity::ActivationSparsity;
@@ -71,9 +71,15 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
         return Ok(Box::new(LayerSplit::new(cpu(options, reporter)?, gpu, layers)));
     }
     let sparse_is_set = !matches!(options.sparse, Sparse::Auto);
+    let has_budget = options.expert_budget != ExpertBudget::Auto;
+    let expects_cuda = || {
+        let found = format!("`{device}`");
+        Err(Error::option("expert_budget", "device `auto` or `cuda[:N,..]`", found))
+    };
     let implies_cpu =
         options.threads.is_some() || options.no_repack || sparse_is_set || skips_inputs;
     match kind {
+        ("cpu" | "wgpu", _) if has_budget => expects_cuda(),
         ("cpu", "") => cpu(options, reporter),
         ("auto", "") if !Cuda::is_installed() => cpu(options, reporter),
         ("auto", "") if implies_cpu => {

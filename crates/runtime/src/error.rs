@@ -170,8 +170,8 @@ pub enum Error {
     },
     /// The experts that do not fit on the device do not fit into memory of the host either.
     #[error(
-        "{model}: its experts need {} of the host's memory, {} are free; a larger expert_budget \
-         does not change that unless all experts fit on the device",
+        "{model}: its experts do not all fit on the device and need {} of the host's memory, {} \
+         are free",
         human_bytes(*host_bytes),
         human_bytes(*available_bytes)
     )]

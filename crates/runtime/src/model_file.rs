@@ -283,7 +283,7 @@ impl ModelFile {
                 let fits = |context| {
                     let limits = sized(context).limits(&self.plan);
                     let memory = self.memory(backend, &limits);
-                    // Experts take what is left.
+                    // With a longer context, fewer experts are cached.
                     total_bytes(&memory) - memory.cached_expert_bytes <= budget
                 };
                 longest_that_fits(self.plan.context_length, fits)

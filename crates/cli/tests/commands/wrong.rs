@@ -235,6 +235,9 @@ fn flags_that_make_no_sense_are_named() {
     for (flags, needles) in [
         (&["--device", "nonsense"][..], ["--device", "nonsense"]),
         (&["--device", "cpu", "--gpu-layers", "1"], ["--gpu-layers", "`cpu`"]),
+        (&["--device", "cpu", "--expert-budget", "1G"], ["--expert-budget", "`cpu`"]),
+        (&["--expert-budget", "1 GB"], ["--expert-budget", "24G, or 40%"]),
+        (&["--expert-budget", "101%"], ["--expert-budget", "0% to 100%"]),
         (&["--device", "cuda:0,one"], ["--device: expected device numbers", "`0,one`"]),
         (&["--device", "cuda:0,"], ["separated by commas", "`0,`"]),
         (&["-t", "0"], ["threads", "found 0"]),
