@@ -5,7 +5,7 @@ mod summary;
 use std::io::Write;
 
 use anyhow::Result;
-use bodkin_backend::{Memory, StoredFormat};
+use bodkin_backend::{Backend, Memory, StoredFormat};
 use bodkin_engine::{Tokenizer, embedding_limits};
 use bodkin_gguf::{Array, File, Tensor, Value, printable};
 use serde_json::json;
@@ -163,14 +163,10 @@ fn print_memory(
         false => options.limits(plan),
     };
     let memory = opened.memory(backend.as_ref(), &limits);
-    let Memory { weight_bytes, state_bytes, scratch_bytes, .. } = memory;
+    let Memory { weight_bytes, state_bytes, scratch_bytes, host_bytes, .. } = memory;
     let text_bytes = text_bytes(&opened.file);
     let total_bytes = weight_bytes + state_bytes + scratch_bytes + text_bytes + program_bytes;
-    // Beyond the largest window only layers without a window grow.
-    let window = plan.windows().into_iter().flatten().max().unwrap_or(0);
-    let kv = |tokens| kv_bytes(plan, backend.as_ref(), tokens);
-    let kv_per_1k = kv(window + 1000) - kv(window);
-    let kv_windowed = kv(window) - window as u64 * kv_per_1k / 1000;
+    let (kv_per_1k, kv_windowed) = kv_sizes(opened, backend.as_ref());
     let recurrent_bytes = recurrent_bytes(plan, backend.as_ref());
     // The file's pages of packed weights are released, so only the difference is added.
     let repacking_bytes = weight_bytes.saturating_sub(cost.weight_bytes);
@@ -187,6 +183,7 @@ fn print_memory(
             "recurrent_bytes_per_sequence": recurrent_bytes,
             "state_bytes": state_bytes,
             "scratch_bytes": scratch_bytes,
+            "host_expert_bytes": host_bytes,
             "text_bytes": text_bytes,
             "program_bytes": program_bytes,
             "total_bytes": total_bytes,
@@ -196,8 +193,7 @@ fn print_memory(
         });
         return Ok(writeln!(out, "{value:#}")?);
     }
-    let context = format!("state, context of {context} tokens");
-    for (what, bytes) in [
+    let rows = [
         ("weights in the file", cost.weight_bytes),
         ("added by repacking", repacking_bytes),
         ("KV cache per 1k tokens", kv_per_1k),
@@ -205,17 +201,31 @@ fn print_memory(
         ("recurrent state per sequence", recurrent_bytes),
         ("read per token", cost.step_weight_bytes),
         ("weights in memory", weight_bytes),
-        (context.as_str(), state_bytes),
+        (&format!("state, context of {context} tokens"), state_bytes),
         ("scratch", scratch_bytes),
         ("tokenizer and metadata", text_bytes),
         ("program", program_bytes),
         ("total memory", total_bytes),
-    ] {
-        writeln!(out, "{what:<36} {:>12}", human_bytes(bytes))?;
+        ("experts in memory of the host", host_bytes),
+    ];
+    // Only of models with cached experts the last one is more than nothing.
+    let count = rows.len() - usize::from(host_bytes == 0);
+    for (what, bytes) in &rows[..count] {
+        writeln!(out, "{what:<36} {:>12}", human_bytes(*bytes))?;
     }
     writeln!(out, "{:<36} {:>12}", "parameters", cost.parameters)?;
     writeln!(out, "{:<36} {:>12}", "operations per token", cost.flops_per_token)?;
     print_formats(out, &formats)
+}
+
+/// Bytes of the KV cache for each 1000 tokens of context, and those of sliding windows.
+fn kv_sizes(opened: &ModelFile, backend: &dyn Backend) -> (u64, u64) {
+    let plan = &opened.plan;
+    // Beyond the largest window only layers without a window grow.
+    let window = plan.windows().into_iter().flatten().max().unwrap_or(0);
+    let kv = |tokens| kv_bytes(plan, backend, tokens);
+    let per_1k = kv(window + 1000) - kv(window);
+    (per_1k, kv(window) - window as u64 * per_1k / 1000)
 }
 
 /// How many bits a weight takes in the file and in the backend's memory, format by format.
