@@ -132,6 +132,7 @@ impl Activations {
     }
 
     /// Bytes from one whole tile to the next.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn tile_bytes(&self) -> usize {
         TILE_ROWS * self.format.row_bytes(self.cols) + self.format.gap_bytes()
     }

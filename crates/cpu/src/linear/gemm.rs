@@ -27,7 +27,7 @@ use super::sparse::SparsePanels;
 use super::weight::PackedWeight;
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
-use amx::TileGemm;
+use amx::{TILE_SCRATCH_LEN, TileGemm};
 use block::Gemm;
 use dense::DenseGemm;
 use skipping::{ColumnGemv, SparseGemv};
@@ -36,14 +36,13 @@ use unpacked::UnpackedGemm;
 
 pub use block::SCRATCH_LEN;
 
+#[cfg(not(target_arch = "x86_64"))]
+const TILE_SCRATCH_LEN: usize = 0;
+
 /// Elements of scratch with which all matmuls of a weight run, and run fast.
 pub(crate) fn scratch_len(isa: Isa, panel_bytes: usize) -> usize {
-    let panel = panel_bytes.div_ceil(size_of::<f32>());
-    #[cfg(target_arch = "x86_64")]
-    if isa.has_tiles() {
-        return SCRATCH_LEN.max(amx::TILE_SCRATCH_LEN + panel);
-    }
-    SCRATCH_LEN.max(panel)
+    let tiles = if isa.has_tiles() { TILE_SCRATCH_LEN } else { 0 };
+    SCRATCH_LEN.max(tiles + panel_bytes.div_ceil(size_of::<f32>()))
 }
 
 /// Writes `out[token][row] = sum over columns of weight[row] * x[token] + bias[row]` for the rows

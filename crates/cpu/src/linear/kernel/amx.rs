@@ -13,13 +13,14 @@
 //! second part of the weights, as far as there are such parts. `crate::amx` has the order in a
 //! tile. Parts make the sums of float weights about as exact as those of f32.
 //!
-//! Bound by the tile unit, 16 cycles for 32 columns of 16 rows and 16 tokens. Two by two tiles take
-//! four loads for each four multiplications, which L1 and L2 keep up with. Widening takes about 100
-//! cycles for 32 columns of 16 rows.
+//! The tile unit takes 16 cycles for 32 columns of 16 rows and 16 tokens. Two by two tiles take
+//! four loads for each four multiplications. Widening takes as long however few the tokens are, so
+//! short prompts are slower than without tiles.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use super::bf16::INTERLEAVED;
 use super::dense::Weights;
 use crate::amx::{TILE_BYTES, TILE_COLS, TILE_ROW_BYTES, TILE_ROWS, TileUnit};
 use crate::linear::activations::BLOCK_COLS;
@@ -178,16 +179,6 @@ pub(crate) unsafe fn finish(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 fn pairs(columns: [__m512; 2]) -> __m512i {
-    const INTERLEAVED: [u16; 2 * PANEL_ROWS] = {
-        let mut places = [0; 2 * PANEL_ROWS];
-        let mut row = 0;
-        while row < PANEL_ROWS {
-            places[2 * row] = row as u16;
-            places[2 * row + 1] = (PANEL_ROWS + row) as u16;
-            row += 1;
-        }
-        places
-    };
     // SAFETY: the types have the same bits, and the table is a vector.
     unsafe {
         let both = _mm512_cvtne2ps_pbh(columns[1], columns[0]);

@@ -20,7 +20,7 @@ pub(crate) const SHAPES: &[(usize, usize)] = &[(1, 4), (2, 4), (4, 4), (8, 3)];
 const COLUMN_BYTES: usize = 2 * PANEL_ROWS;
 
 /// The permutation that interleaves two columns of 16 values.
-const INTERLEAVED: [u16; 32] = {
+pub(super) const INTERLEAVED: [u16; 32] = {
     let mut places = [0; 32];
     let mut row = 0;
     while row < PANEL_ROWS {

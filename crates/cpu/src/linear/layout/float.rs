@@ -48,6 +48,7 @@ pub(crate) struct Bf16;
 
 impl FloatLayout for Bf16 {
     const BYTES: usize = 2;
+    #[cfg(target_arch = "x86_64")]
     const BF16_PARTS: usize = 1;
 
     #[inline(always)]

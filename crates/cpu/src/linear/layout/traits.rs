@@ -124,6 +124,7 @@ pub(crate) trait FloatLayout {
     /// Bytes of one weight.
     const BYTES: usize;
     /// bfloat16 numbers whose sum is taken for a weight: one if it is such a number.
+    #[cfg(target_arch = "x86_64")]
     const BF16_PARTS: usize = 2;
 
     /// Loads the weights of one column.
