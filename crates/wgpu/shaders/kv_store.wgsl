@@ -47,24 +47,13 @@ fn normalise(thread: u32, dim: u32, weights_at: u32, eps: f32) {
     }
 }
 
-// As rope.wgsl does.
 fn rotated(row: u32, i: u32) -> f32 {
     let pairs = param(PAIRS);
     if i >= 2u * pairs {
         return loaded[i];
     }
-    var pair = i % pairs;
-    var is_second = i >= pairs;
-    var other = select(i + pairs, i - pairs, is_second);
-    if param(IS_NORM) != 0u {
-        pair = i / 2u;
-        is_second = (i & 1u) == 1u;
-        other = i ^ 1u;
-    }
-    let angle = angles[row * pairs + pair];
-    let x = loaded[i];
-    let y = loaded[other];
-    return x * angle.x + select(-y, y, is_second) * angle.y;
+    let pair = pair_of(i, pairs);
+    return rotate(loaded[i], loaded[pair.other], angles[row * pairs + pair.number], pair.is_second);
 }
 
 @compute @workgroup_size(256)

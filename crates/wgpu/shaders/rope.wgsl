@@ -28,17 +28,7 @@ fn main(
         output[at] = input[at];
         return;
     }
-    // Cosine and sine of the pair, whose first element turns one way and whose second the other.
-    var pair = i % pairs;
-    var is_second = i >= pairs;
-    var other = select(at + pairs, at - pairs, is_second);
-    if param(IS_NORM) != 0u {
-        pair = i / 2u;
-        is_second = (i & 1u) == 1u;
-        other = select(at + 1u, at - 1u, is_second);
-    }
-    let angle = angles[id.z * pairs + pair];
-    let x = input[at];
-    let y = input[other];
-    output[at] = x * angle.x + select(-y, y, is_second) * angle.y;
+    let pair = pair_of(i, pairs);
+    let other = input[at - i + pair.other];
+    output[at] = rotate(input[at], other, angles[id.z * pairs + pair.number], pair.is_second);
 }

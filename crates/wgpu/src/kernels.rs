@@ -83,6 +83,7 @@ const FUNCTIONS: &str = include_str!("../shaders/functions.wgsl");
 const ARGMAX_REDUCE: &str = include_str!("../shaders/argmax_reduce.wgsl");
 const ATTENTION_ROWS: &str = include_str!("../shaders/attention_rows.wgsl");
 const SUMS: &str = include_str!("../shaders/sums.wgsl");
+const ROTATION: &str = include_str!("../shaders/rotation.wgsl");
 const ROW_SUM: &str = include_str!("../shaders/row_sum.wgsl");
 
 /// The text of a kernel, with what all of them have.
@@ -124,7 +125,7 @@ fn store(dtype: KvDtype) -> String {
     };
     let unit = dtype.unit().to_string();
     let store = include_str!("../shaders/kv_store.wgsl").replace("{unit}", &unit);
-    text(&[ROW_SUM, &store, own], &[])
+    text(&[ROW_SUM, ROTATION, &store, own], &[])
 }
 
 fn attention(tokens: KvDtype, blocks: KvDtype) -> String {
@@ -154,7 +155,7 @@ impl Kernel {
             Kernel::Gemm(m, tile) => gemm(m, tile),
             Kernel::Experts(layout, inputs) => experts(layout, inputs),
             Kernel::Norm => plain(&[ROW_SUM, include_str!("../shaders/norm.wgsl")]),
-            Kernel::Rope => plain(&[include_str!("../shaders/rope.wgsl")]),
+            Kernel::Rope => plain(&[ROTATION, include_str!("../shaders/rope.wgsl")]),
             Kernel::Elementwise => plain(&[FUNCTIONS, include_str!("../shaders/elementwise.wgsl")]),
             Kernel::HyperWeights => plain(&[FUNCTIONS, include_str!("../shaders/hyper.wgsl")]),
             Kernel::Route => plain(&[FUNCTIONS, include_str!("../shaders/route.wgsl")]),
