@@ -29,8 +29,10 @@ fn every_isa_conforms() {
 
 #[test]
 fn every_isa_conforms_with_other_keys_and_values() {
+    // Tiles multiply weights alone, and take long in plain Rust.
+    let has_own_attention = |isa: &Isa| isa.name() != "amx-emulated";
     for kv_type in [KvType::F16, KvType::Q8_0] {
-        for isa in Isa::available() {
+        for isa in Isa::available().filter(has_own_attention) {
             let failures = conformance::check(&Cpu { kv_type, ..cpu(1, isa) });
             assert!(failures.is_empty(), "{isa} {kv_type:?}:\n{}", failures.join("\n"));
         }
