@@ -49,8 +49,8 @@ pub(crate) struct Machine {
     /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     pub(crate) gpu_layers: Option<usize>,
-    /// Memory of the GPU for experts, such as 24G or 40%; the others stay on the host
-    #[arg(long, value_name = "BYTES", default_value = "auto", value_parser = expert_budget)]
+    /// GPU memory for experts, such as 24G or 40%
+    #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = expert_budget)]
     pub(crate) expert_budget: ExpertBudget,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N")]

@@ -91,8 +91,8 @@ pub(crate) struct Args {
     /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N")]
     gpu_layers: Option<usize>,
-    /// Memory of the GPU for experts, such as 24G or 40%; the others stay on the host
-    #[arg(long, value_name = "BYTES", default_value = "auto",
+    /// GPU memory for experts, such as 24G or 40%
+    #[arg(long, value_name = "SIZE", default_value = "auto",
           value_parser = arguments::expert_budget)]
     expert_budget: ExpertBudget,
 }

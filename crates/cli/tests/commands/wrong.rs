@@ -236,8 +236,6 @@ fn flags_that_make_no_sense_are_named() {
         (&["--device", "nonsense"][..], ["--device", "nonsense"]),
         (&["--device", "cpu", "--gpu-layers", "1"], ["--gpu-layers", "`cpu`"]),
         (&["--device", "cpu", "--expert-budget", "1G"], ["--expert-budget", "`cpu`"]),
-        (&["--expert-budget", "1 GB"], ["--expert-budget", "24G, or 40%"]),
-        (&["--expert-budget", "101%"], ["--expert-budget", "0% to 100%"]),
         (&["--device", "cuda:0,one"], ["--device: expected device numbers", "`0,one`"]),
         (&["--device", "cuda:0,"], ["separated by commas", "`0,`"]),
         (&["-t", "0"], ["threads", "found 0"]),
@@ -256,6 +254,12 @@ fn flags_that_make_no_sense_are_named() {
     ] {
         let error = failure(&place.run(&[&["run", &model], &SHORT[..], flags].concat()));
         assert!(needles.iter().all(|needle| error.contains(needle)), "{flags:?}: {error}");
+    }
+    for (budget, expected) in [("1 GB", "24G, or 40%"), ("101%", "0% to 100%")] {
+        let output = place.run(&["run", &model, "--expert-budget", budget]);
+        assert_eq!(output.status.code(), Some(2), "{budget}");
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains("--expert-budget") && error.contains(expected), "{error}");
     }
     let mut command = place.bodkin(&[&["run", &model], &SHORT[..]].concat());
     let error = failure(&command.env("BODKIN_CPU", "nonsense").output().unwrap());
