@@ -185,6 +185,7 @@ fn mixed_types(opcode: &str) -> Option<Op> {
         "cvt.sat.f32.f32" => map!(|a: f32| if a.is_nan() { 0.0 } else { a.clamp(0.0, 1.0) }),
         "cvt.s64.s32" => map!(|a: i32| i64::from(a)),
         "cvt.u16.u32" => map!(|a: u32| a as u16),
+        "cvt.u16.u64" => map!(|a: u64| a as u16),
         "cvt.u32.u16" => map!(|a: u16| u32::from(a)),
         "cvt.u32.u64" => map!(|a: u64| a as u32),
         "cvt.u64.u32" => map!(|a: u32| u64::from(a)),

@@ -97,14 +97,20 @@
 // Sampled where a row's logits are not finite.
 #define NO_TOKEN 4294967295u
 
-// Multiplies an expert's score in the cache of experts at each step.
+// Multiplies an expert's score in the cache of experts at each update.
 #define EXPERT_SCORE_DECAY 8e-1f
 
-// Experts of a layer that are copied to the device behind a step, at most.
-#define MAX_FILLS 16u
+// Experts of a layer that an update copies to the device, at most.
+#define MAX_FILLS 32u
 
 // Counters of a layer's cache of experts.
-#define CACHE_COUNTERS 4u
+#define CACHE_COUNTERS 3u
+
+// Slots of a layer in which a step of one row leaves experts that it read from the host.
+#define SPARE_SLOTS 2u
+
+// Marks the address of an expert that is not cached.
+#define ON_HOST 1ull
 
 // The slot of an expert that is not cached.
 #define NO_SLOT 4294967295u
@@ -126,9 +132,9 @@
 #define SLOT_DEPTH 4u
 
 // Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
-// weights with their barriers, partial sums, six stages, page tables, addresses of experts,
-// the position, the state slot and sums of warps.
-#define PERSISTENT_BYTES 171456u
+// weights with their barriers and where they are stored, partial sums, six stages, page
+// tables, addresses of experts, the position, the state slot and sums of warps.
+#define PERSISTENT_BYTES 172224u
 
 // Page tables that the persistent kernel's attention may have.
 #define MAX_TABLES 4u

@@ -1,7 +1,11 @@
 // The cache of experts on the device. The tiles of all experts are in memory of the host, where
-// matmuls can read them; those of some experts are also in slots on the device. Between two steps,
-// experts that are used more take the slots of those that are used less. A table of addresses tells
-// matmuls where an expert's tiles are, so the cache changes no result.
+// matmuls can read them; those of some experts are also in slots on the device. Experts that rows
+// have just chosen take the slots of those that are used less. A table of addresses tells matmuls
+// where an expert's tiles are, so the cache changes no result.
+//
+// An expert crosses the bus once to get a slot. In most steps it is copied before matmuls read it.
+// The persistent kernel does not stop for that: it reads the expert from the host and stores it to a
+// spare slot on the way. The slot of the expert that is replaced is the next spare one.
 #include "device.cuh"
 
 // An expert and its score. Of equal scores the lower expert counts, so that runs repeat.
@@ -15,90 +19,175 @@ DEVICE ScoredExpert better(const ScoredExpert &a, const ScoredExpert &b, bool wa
     return is_b || (b.score == a.score && b.expert < a.expert) ? b : a;
 }
 
-// The highest score of experts without a slot, or the lowest of those with one, by a warp.
-DEVICE ScoredExpert find_expert(const CachedLayer &layer, bool has_slot) {
-    ScoredExpert best = {has_slot ? INFINITY_F : -INFINITY_F, NO_SLOT};
-    for (u32 expert = threadIdx.x; expert < layer.experts; expert += 32) {
-        ScoredExpert self = {layer.scores[expert], expert};
-        if ((layer.slots[expert] != NO_SLOT) == has_slot) best = better(best, self, !has_slot);
+// The experts of a layer in shared memory: what the cache will be when the kernel ends.
+struct Experts {
+    u32 count;
+    float *scores;
+    u32 *slots;
+    u32 *are_chosen; // since the last update
+
+    __device__ __forceinline__ Experts(u32 count, float *shared)
+        : count(count), scores(shared), slots((u32 *)(shared + count)), are_chosen(slots + count) {}
+
+    // Reads the cache, and adds the rows' choices to the scores.
+    __device__ __forceinline__ void read(const CachedLayer &layer) {
+        for (u32 expert = threadIdx.x; expert < count; expert += blockDim.x) {
+            u32 is_chosen = layer.counts[expert] != layer.last_counts[expert];
+            are_chosen[expert] = is_chosen;
+            slots[expert] = layer.slots[expert];
+            scores[expert] = layer.scores[expert] * EXPERT_SCORE_DECAY + (is_chosen ? 1.0f : 0.0f);
+        }
+        __syncthreads();
     }
-    for (u32 i = 16; i > 0; i /= 2) {
-        ScoredExpert other = {__shfl_xor_sync(~0u, best.score, i), __shfl_xor_sync(~0u, best.expert, i)};
-        best = better(best, other, !has_slot);
+
+    // By a warp: the chosen expert without a slot that has the highest score, or the expert with a
+    // slot and not chosen that has the lowest.
+    __device__ __forceinline__ ScoredExpert find(bool is_chosen) const {
+        ScoredExpert best = {is_chosen ? -INFINITY_F : INFINITY_F, NO_SLOT};
+        for (u32 expert = threadIdx.x; expert < count; expert += 32) {
+            bool has_slot = slots[expert] != NO_SLOT;
+            if ((are_chosen[expert] != 0) != is_chosen || has_slot == is_chosen) continue;
+            best = better(best, {scores[expert], expert}, is_chosen);
+        }
+        for (u32 i = 16; i > 0; i /= 2) {
+            ScoredExpert other = {__shfl_xor_sync(~0u, best.score, i), __shfl_xor_sync(~0u, best.expert, i)};
+            best = better(best, other, is_chosen);
+        }
+        return best;
     }
-    return best;
+
+    // By a warp: lists the first chosen experts without a slot, by their numbers. Returns their count.
+    __device__ __forceinline__ u32 first_missed(u32 *list) const {
+        u32 found = 0;
+        for (u32 first = 0; first < count && found < SPARE_SLOTS; first += 32) {
+            u32 expert = first + threadIdx.x;
+            bool is_missed = expert < count && are_chosen[expert] && slots[expert] == NO_SLOT;
+            u32 missed = __ballot_sync(~0u, is_missed), rank = found + __popc(missed & (1u << threadIdx.x) - 1);
+            if (is_missed && rank < SPARE_SLOTS) list[rank] = expert;
+            found += __popc(missed);
+        }
+        __syncwarp();
+        return min(found, SPARE_SLOTS);
+    }
+
+    // By a warp: the chosen experts that have a slot, or those that have none.
+    __device__ __forceinline__ u32 count_chosen(bool have_slot) const {
+        u32 sum = 0;
+        for (u32 expert = threadIdx.x; expert < count; expert += 32) {
+            sum += are_chosen[expert] && (slots[expert] != NO_SLOT) == have_slot;
+        }
+        for (u32 i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+        return sum;
+    }
+};
+
+// An expert that gets a slot, and the one that has none any more.
+struct Fill {
+    u32 expert, slot, evicted;
+    bool is_copied; // or already there
+};
+
+// The experts of a layer that get slots, and the layer's spare slots afterwards.
+struct Fills {
+    Fill list[MAX_FILLS];
+    u32 count, spares[SPARE_SLOTS];
+
+    // By a warp: an expert takes the slot of the one that is used least if that one is used less.
+    // Its tiles are copied, or they are in a spare slot, and the slot of the other is the next spare.
+    __device__ __forceinline__ bool add(const Experts &experts, const ScoredExpert &in, u32 *spare) {
+        ScoredExpert out = experts.find(false);
+        if (!(in.score > out.score) || count == MAX_FILLS) return false;
+        __syncwarp();
+        if (threadIdx.x == 0) {
+            u32 freed = experts.slots[out.expert], slot = spare ? *spare : freed;
+            experts.slots[out.expert] = NO_SLOT;
+            experts.slots[in.expert] = slot;
+            list[count++] = {in.expert, slot, out.expert, !spare};
+            if (spare) *spare = freed;
+        }
+        __syncwarp();
+        return true;
+    }
+
+    // By a warp: gives slots to chosen experts, to the ones in spare slots first.
+    __device__ __forceinline__ void choose(const CachedLayer &layer, const Experts &experts, bool uses_spares,
+                                           u32 *missed) {
+        if (threadIdx.x < SPARE_SLOTS) spares[threadIdx.x] = layer.spares[threadIdx.x];
+        if (threadIdx.x == 0) count = 0;
+        __syncwarp();
+        u32 in_spares = uses_spares ? experts.first_missed(missed) : 0;
+        for (u32 i = 0; i < in_spares && spares[i] != NO_SLOT; i++) {
+            add(experts, {experts.scores[missed[i]], missed[i]}, spares + i);
+        }
+        while (add(experts, experts.find(true), 0)) {}
+    }
+};
+
+// Copies the block's part of an expert's tiles from the host.
+DEVICE void copy_tiles(const CachedWeight &weight, const Fill &fill) {
+    const uint4 *from = (const uint4 *)(weight.host + fill.expert * weight.expert_bytes);
+    uint4 *to = (uint4 *)(weight.slots + fill.slot * weight.expert_bytes);
+    u32 count = (u32)(weight.expert_bytes / sizeof(uint4)), step = gridDim.x * blockDim.x;
+    for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < count; at += 4 * step) {
+        uint4 parts[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) if (at + k * step < count) parts[k] = from[at + k * step];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) if (at + k * step < count) to[at + k * step] = parts[k];
+    }
 }
 
-// Adds a step to the scores, and counts its experts.
-DEVICE void add_step(const CachedLayer &layer) {
-    u32 hits = 0, misses = 0;
-    for (u32 expert = threadIdx.x; expert < layer.experts; expert += 32) {
-        u32 count = layer.counts[expert];
-        bool is_chosen = count != layer.last_counts[expert], is_cached = layer.slots[expert] != NO_SLOT;
-        layer.last_counts[expert] = count;
-        layer.scores[expert] = layer.scores[expert] * EXPERT_SCORE_DECAY + (is_chosen ? 1.0f : 0.0f);
-        hits += is_chosen && is_cached;
-        misses += is_chosen && !is_cached;
+// Updates the caches of some layers whose experts rows have chosen: behind the choice, before
+// matmuls read the experts, or at the end of a step. Grid: (any, layers). Each block finds out by
+// itself which experts get slots and copies a part of their tiles; the last one to end stores the
+// layer's new state, which the others have read by then.
+KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
+    extern __shared__ __align__(16) float shared[]; // [3, experts]
+    __shared__ Fills fills;
+    __shared__ u32 missed[SPARE_SLOTS], hits, misses, is_last;
+    const CachedLayer &layer = p.layers[blockIdx.y];
+    Experts experts(layer.experts, shared);
+    grid_dependency_wait();
+    experts.read(layer);
+    if (threadIdx.x < 32) {
+        u32 with_slot = experts.count_chosen(true), without = experts.count_chosen(false);
+        if (threadIdx.x == 0) hits = with_slot, misses = without;
+        fills.choose(layer, experts, p.uses_spares, missed);
     }
-    for (u32 i = 16; i > 0; i /= 2) {
-        hits += __shfl_xor_sync(~0u, hits, i);
-        misses += __shfl_xor_sync(~0u, misses, i);
+    __syncthreads();
+    // The update behind the choice has been this layer's.
+    if (hits + misses == 0) return;
+    for (u32 i = 0; i < fills.count; i++) {
+        if (!fills.list[i].is_copied) continue;
+        for (u32 j = 0; j < layer.weight_count; j++) copy_tiles(layer.weights[j], fills.list[i]);
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = atomicAdd(layer.finished_blocks, 1) + 1 == gridDim.x;
+    __syncthreads();
+    if (!is_last) return;
+    for (u32 expert = threadIdx.x; expert < experts.count; expert += blockDim.x) {
+        layer.last_counts[expert] = layer.counts[expert];
+        layer.scores[expert] = experts.scores[expert];
+        layer.slots[expert] = experts.slots[expert];
+    }
+    for (u32 i = threadIdx.x; i < fills.count * layer.weight_count; i += blockDim.x) {
+        const CachedWeight &weight = layer.weights[i % layer.weight_count];
+        const Fill &fill = fills.list[i / layer.weight_count];
+        weight.table[fill.evicted] = (u64)(weight.host + fill.evicted * weight.expert_bytes) | ON_HOST;
+        weight.table[fill.expert] = (u64)(weight.slots + fill.slot * weight.expert_bytes);
+    }
+    for (u32 i = threadIdx.x; i < SPARE_SLOTS * layer.weight_count; i += blockDim.x) {
+        const CachedWeight &weight = layer.weights[i / SPARE_SLOTS];
+        u32 spare = fills.spares[i % SPARE_SLOTS];
+        layer.spares[i % SPARE_SLOTS] = spare;
+        u64 address = (u64)(weight.slots + spare * weight.expert_bytes);
+        weight.table[layer.experts + i % SPARE_SLOTS] = spare == NO_SLOT ? 0 : address;
     }
     if (threadIdx.x == 0) {
         layer.counters[0] += hits;
         layer.counters[1] += misses;
-    }
-    __syncwarp();
-}
-
-// Gives slots to experts with higher scores than those that have them. Grid: one warp for each layer.
-KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
-    const CachedLayer &layer = p.layers[blockIdx.x];
-    grid_dependency_wait();
-    add_step(layer);
-    u32 fills = 0;
-    for (; fills < MAX_FILLS; fills++) {
-        ScoredExpert in = find_expert(layer, false), out = find_expert(layer, true);
-        if (!(in.score > out.score)) break;
-        if (threadIdx.x == 0) {
-            u32 slot = layer.slots[out.expert];
-            layer.slots[out.expert] = NO_SLOT;
-            layer.slots[in.expert] = slot;
-            layer.fills[fills] = in.expert;
-            for (u32 i = 0; i < layer.weight_count; i++) {
-                const CachedWeight &weight = layer.weights[i];
-                weight.table[out.expert] = (u64)(weight.host + out.expert * weight.expert_bytes);
-                weight.table[in.expert] = (u64)(weight.slots + slot * weight.expert_bytes);
-            }
-        }
-        __syncwarp();
-    }
-    if (threadIdx.x == 0) {
-        layer.counters[2] += fills;
-        layer.counters[3] = fills;
-    }
-}
-
-// Copies the experts that have new slots from the host. Grid: (any, layers). The next step's kernels
-// start when all blocks have ended.
-KERNEL fill_expert_cache(const __grid_constant__ UpdateExpertCache p) {
-    const CachedLayer &layer = p.layers[blockIdx.y];
-    grid_dependency_wait();
-    u32 fills = (u32)layer.counters[3];
-    for (u32 i = 0; i < fills; i++) {
-        u32 expert = layer.fills[i];
-        for (u32 j = 0; j < layer.weight_count; j++) {
-            const CachedWeight &weight = layer.weights[j];
-            const uint4 *from = (const uint4 *)(weight.host + expert * weight.expert_bytes);
-            uint4 *to = (uint4 *)(weight.slots + layer.slots[expert] * weight.expert_bytes);
-            u32 count = (u32)(weight.expert_bytes / sizeof(uint4)), step = gridDim.x * blockDim.x;
-            for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < count; at += 4 * step) {
-                uint4 parts[4];
-#pragma unroll
-                for (u32 k = 0; k < 4; k++) if (at + k * step < count) parts[k] = from[at + k * step];
-#pragma unroll
-                for (u32 k = 0; k < 4; k++) if (at + k * step < count) to[at + k * step] = parts[k];
-            }
-        }
+        layer.counters[2] += fills.count;
+        *layer.finished_blocks = 0;
     }
 }

@@ -28,9 +28,13 @@ DEVICE u32 result_row(const Gemm &m, u32 row) { return m.groups ? m.permutation[
 
 DEVICE u32 input_row(const Matmul &p, u32 row) { return p.metadata ? StepMetadata{p.metadata}.output(row) : row; }
 
-// The packed tiles of a matrix, or of one of its experts: each expert has an address of its own.
+// An entry in a table of experts: the address of the expert's tiles, and ON_HOST if they are only in
+// memory of the host.
+DEVICE u64 expert_entry(const Matrix &m, u32 expert) { return __ldg((const u64 *)m.packed + expert); }
+
+// The packed tiles of a matrix, or of one of its experts.
 DEVICE const u8 *packed_tiles(const Matmul &p, const Matrix &m, u32 expert) {
-    return (const u8 *)(p.experts ? (const void *)__ldg((const u64 *)m.packed + expert) : m.packed);
+    return (const u8 *)(p.experts ? (const void *)(expert_entry(m, expert) & ~ON_HOST) : m.packed);
 }
 
 // Loads the addresses of experts to L1, one in each line, before it is known which are needed.

@@ -1027,7 +1027,8 @@ static_assert(OFFSET(AllGather, padding) == 196);
 
 // A weight whose experts are cached.
 struct CachedWeight {
-    u64 *table; // [experts]: addresses of their tiles, which matmuls read
+    // [experts]: addresses of their tiles, which matmuls read; then [SPARE_SLOTS] addresses of the layer's spare slots
+    u64 *table;
     const u8 *host; // [experts] tiles in memory of the host
     u8 *slots; // [slots] tiles on the device
     u64 expert_bytes; // of one expert's tiles
@@ -1043,30 +1044,36 @@ struct CachedLayer {
     CachedWeight weights[MATRICES];
     const u32 *counts; // [experts]: how often each was chosen, now and when the cache was updated last
     u32 *last_counts;
-    float *scores; // [experts]: steps in which each was chosen, those further back count less
+    float *scores; // [experts]: updates before which each was chosen, those further back count less
     u32 *slots; // [experts]: the slot of each, or NO_SLOT
-    u32 *fills; // [MAX_FILLS]: experts that are copied to their slots after this step
-    u64 *counters; // [CACHE_COUNTERS]: hits, misses, experts that were copied to slots, and those to copy
+    u32 *spares; // [SPARE_SLOTS]: slots that hold no expert, or NO_SLOT
+    u64 *counters; // [CACHE_COUNTERS]: hits, misses, and experts that were copied to slots
+    u32 *finished_blocks; // of the update, zero between two
     u32 experts;
     u32 weight_count;
 };
-static_assert(sizeof(CachedLayer) == 184);
+static_assert(sizeof(CachedLayer) == 192);
 static_assert(OFFSET(CachedLayer, weights) == 0);
 static_assert(OFFSET(CachedLayer, counts) == 128);
 static_assert(OFFSET(CachedLayer, last_counts) == 136);
 static_assert(OFFSET(CachedLayer, scores) == 144);
 static_assert(OFFSET(CachedLayer, slots) == 152);
-static_assert(OFFSET(CachedLayer, fills) == 160);
+static_assert(OFFSET(CachedLayer, spares) == 160);
 static_assert(OFFSET(CachedLayer, counters) == 168);
-static_assert(OFFSET(CachedLayer, experts) == 176);
-static_assert(OFFSET(CachedLayer, weight_count) == 180);
+static_assert(OFFSET(CachedLayer, finished_blocks) == 176);
+static_assert(OFFSET(CachedLayer, experts) == 184);
+static_assert(OFFSET(CachedLayer, weight_count) == 188);
 
-// The update of all layers' caches behind a step.
+// The update of the caches of some layers, one behind the other.
 struct UpdateExpertCache {
     const CachedLayer *layers;
+    u32 uses_spares; // whether the first chosen experts without a slot are in the spare slots
+    u32 padding;
 };
-static_assert(sizeof(UpdateExpertCache) == 8);
+static_assert(sizeof(UpdateExpertCache) == 16);
 static_assert(OFFSET(UpdateExpertCache, layers) == 0);
+static_assert(OFFSET(UpdateExpertCache, uses_spares) == 8);
+static_assert(OFFSET(UpdateExpertCache, padding) == 12);
 
 // A stage of the persistent kernel: an op with its parameters.
 struct Stage {

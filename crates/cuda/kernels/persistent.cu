@@ -210,7 +210,10 @@ DEVICE void multiply_slice(SharedMemory &shared, ConsumerRing &ring, u32 chunk, 
     const u16 *x = input + chunk * CHUNK_COLS + Packed<LAYOUT>::first_column(lane % 4);
 #pragma unroll 1
     while (chunk < end) {
-        if (slots.left == 0) slots.take(shared, ring, min(At::IN_SLOT, end - chunk));
+        if (slots.left == 0) {
+            slots.take(shared, ring, min(At::IN_SLOT, end - chunk));
+            ring.store(shared, TILES, slots.left * Packed<LAYOUT>::BYTES);
+        }
         chunk += slots.left;
 #pragma unroll 1
         while (slots.left >= At::COUNT) {

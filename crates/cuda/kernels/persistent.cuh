@@ -29,6 +29,8 @@ struct SharedMemory {
     Stage stages[2], prefetched[PREFETCHED];
     const u32 *pages[MAX_TABLES];
     const u8 *experts[2][MAX_CHOSEN]; // of the producer: packed tiles of the chosen experts
+    u8 *spares[2][MAX_CHOSEN]; // and where they are stored as they pass, or none
+    u8 *stored[WARPS][SLOT_DEPTH]; // where the contents of a slot are stored, or none
     u64 finished; // mbarrier: the consumers have finished
     u32 position;
     u32 stage; // that the consumers run
@@ -143,10 +145,12 @@ DEVICE bool is_empty(SharedMemory &shared, u32 warp, u32 count) {
     return mbarrier_test(shared_address(&shared.empty[warp][count % SLOT_DEPTH]), count / SLOT_DEPTH % 2 ^ 1);
 }
 
-// Fills the `count`th slot of a warp's ring.
-DEVICE void fill(SharedMemory &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
+// Fills the `count`th slot of a warp's ring. The consumer stores the contents at `stored`, if that is
+// somewhere.
+DEVICE void fill(SharedMemory &shared, u32 warp, u32 count, const u8 *from, u32 bytes, u8 *stored = 0) {
     u32 slot = count % SLOT_DEPTH, to = shared_address(shared.slots[warp][slot]);
     u32 barrier = shared_address(&shared.full[warp][slot]);
+    if (EXPERTS) shared.stored[warp][slot] = stored;
     mbarrier_expect_tx(barrier, bytes);
     bulk_copy_evict_first(to, from, bytes, barrier);
 }
@@ -188,6 +192,27 @@ DEVICE void produce_weights(const Stage &stage, u32 lane, u32 &full) {
     }
 }
 
+// Finds the tiles of the chosen experts, a lane for each. The first of those that are only in memory
+// of the host, by their numbers, have the layer's spare slots, whose addresses follow in the table.
+DEVICE void find_experts(const Matmul &p, u32 i, u32 matrices) {
+    SharedMemory &shared = shared_memory();
+    u32 expert = i < p.experts_used ? (u32)poll(p.route + p.experts_used + i) : 0;
+    bool is_missed = i < p.experts_used && (expert_entry(p.matrices[0], expert) & ON_HOST);
+    u32 rank = 0, missed = __ballot_sync(~0u, is_missed);
+#pragma unroll 1
+    for (u32 j = 0; j < p.experts_used; j++) {
+        u32 other = __shfl_sync(~0u, expert, j);
+        rank += (missed >> j & 1) && other < expert;
+    }
+    if (i >= p.experts_used) return;
+#pragma unroll 1
+    for (u32 j = 0; j < matrices; j++) {
+        const Matrix &m = p.matrices[j];
+        shared.experts[j][i] = packed_tiles(p, m, expert);
+        shared.spares[j][i] = is_missed && rank < SPARE_SLOTS ? (u8 *)expert_entry(m, p.experts + rank) : 0;
+    }
+}
+
 // Producer of experts' weights, once the experts are chosen. A tile's address is computed once.
 DEVICE void produce_expert_weights(const Stage &stage, u32 lane, u32 &full) {
     SharedMemory &shared = shared_memory();
@@ -196,12 +221,7 @@ DEVICE void produce_expert_weights(const Stage &stage, u32 lane, u32 &full) {
     if (!has_tiles(p, is_gated)) return;
     prefetch_experts(p, lane, is_gated ? 2 : 1);
     // A lane that is not known to be the same in each stage keeps no address in a register.
-    u32 i = opaque(lane);
-    if (i < p.experts_used) {
-        u32 expert = (u32)poll(p.route + p.experts_used + i);
-        shared.experts[0][i] = packed_tiles(p, p.matrices[0], expert);
-        if (is_gated) shared.experts[1][i] = packed_tiles(p, p.matrices[1], expert);
-    }
+    find_experts(p, opaque(lane), is_gated ? 2 : 1);
     __syncwarp();
     Partition share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
@@ -220,7 +240,9 @@ DEVICE void produce_expert_weights(const Stage &stage, u32 lane, u32 &full) {
                 left = (share.end - share.first) * p.chunk_bytes;
             }
             u32 size = min(p.slot_bytes, left);
-            fill(shared, lane, full++, shared.experts[matrix_index][place] + (u64)line * 32, size);
+            u8 *spare = shared.spares[matrix_index][place];
+            u8 *stored = spare ? spare + (u64)line * 32 : 0;
+            fill(shared, lane, full++, shared.experts[matrix_index][place] + (u64)line * 32, size, stored);
             matrix_index ^= is_gated;
             if (matrix_index == 0) {
                 line += size / 32;
@@ -393,6 +415,20 @@ struct ConsumerRing {
     __device__ __forceinline__ bool has_next(SharedMemory &shared) const {
         return __all_sync(~0u, mbarrier_test(shared_address(&shared.full[warp][taken % SLOT_DEPTH]),
                                              taken / SLOT_DEPTH % 2));
+    }
+
+    // Stores the contents of the last `slots` slots that were taken, each of so many bytes, where the
+    // producer says so.
+    __device__ __forceinline__ void store(SharedMemory &shared, u32 slots, u32 bytes) const {
+        if (!EXPERTS) return;
+#pragma unroll 1
+        for (u32 i = 0; i < slots; i++) {
+            u32 slot = (taken - 1 - i) % SLOT_DEPTH;
+            u8 *to = shared.stored[warp][slot];
+            if (!to) continue;
+            const uint4 *from = (const uint4 *)shared.slots[warp][slot];
+            for (u32 at = lane; at < bytes / 16; at += 32) ((uint4 *)to)[at] = from[at];
+        }
     }
 
     // Releases the last `slots` slots that were taken.

@@ -32,6 +32,12 @@ impl Literal for u32 {
     }
 }
 
+impl Literal for u64 {
+    fn literal(self) -> String {
+        format!("{self}ull")
+    }
+}
+
 impl Literal for f32 {
     fn literal(self) -> String {
         format!("{self:e}f")
@@ -103,12 +109,16 @@ shared! {
     LOGIT_GROUPS: usize = 512;
     /// Sampled where a row's logits are not finite.
     NO_TOKEN: u32 = u32::MAX;
-    /// Multiplies an expert's score in the cache of experts at each step.
+    /// Multiplies an expert's score in the cache of experts at each update.
     EXPERT_SCORE_DECAY: f32 = 0.8;
-    /// Experts of a layer that are copied to the device behind a step, at most.
-    MAX_FILLS: usize = 16;
+    /// Experts of a layer that an update copies to the device, at most.
+    MAX_FILLS: usize = 32;
     /// Counters of a layer's cache of experts.
-    CACHE_COUNTERS: usize = 4;
+    CACHE_COUNTERS: usize = 3;
+    /// Slots of a layer in which a step of one row leaves experts that it read from the host.
+    SPARE_SLOTS: usize = 2;
+    /// Marks the address of an expert that is not cached.
+    ON_HOST: u64 = 1;
     /// The slot of an expert that is not cached.
     NO_SLOT: u32 = u32::MAX;
     /// Words of a row's sampling parameters besides their lists.
@@ -123,12 +133,12 @@ shared! {
     /// Slots of a warp of the persistent kernel.
     SLOT_DEPTH: usize = 4;
     /// Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
-    /// weights with their barriers, partial sums, six stages, page tables, addresses of experts,
-    /// the position, the state slot and sums of warps.
-    PERSISTENT_BYTES: usize = PERSISTENT_WARPS * SLOT_DEPTH * (SLOT_BYTES + 16)
+    /// weights with their barriers and where they are stored, partial sums, six stages, page
+    /// tables, addresses of experts, the position, the state slot and sums of warps.
+    PERSISTENT_BYTES: usize = PERSISTENT_WARPS * SLOT_DEPTH * (SLOT_BYTES + 16 + 8)
         + 2 * PERSISTENT_WARPS * 2 * 4 * TILE_ROWS
         + 6 * 352
-        + 16 * MAX_CHOSEN
+        + 32 * MAX_CHOSEN
         + 128;
     /// Page tables that the persistent kernel's attention may have.
     MAX_TABLES: usize = 4;

@@ -2,6 +2,7 @@
 
 use bodkin_model::{Plan, WeightId};
 
+use crate::constants::SPARE_SLOTS;
 use crate::lower::{shapes, sharded};
 use crate::packed::Shard;
 
@@ -22,6 +23,11 @@ pub(crate) fn can_be_cached(plan: &Plan) -> Vec<bool> {
     let mut can_be = vec![false; plan.weights.len()];
     plan.routed_weights().iter().flatten().for_each(|id| can_be[id.0] = true);
     can_be
+}
+
+/// How many of a layer's slots are spare ones, in which a step of one row leaves new experts.
+pub(crate) fn spare_slots(slots: usize) -> usize {
+    (slots / 4).min(SPARE_SLOTS)
 }
 
 /// What the experts of a plan take on a device.

@@ -6,33 +6,38 @@ use std::sync::Arc;
 use bodkin_backend::{Error, ExpertCacheStats, Result};
 use bodkin_model::Plan;
 
-use crate::constants::{CACHE_COUNTERS, MATRICES, MAX_FILLS, NO_SLOT};
+use crate::constants::{CACHE_COUNTERS, MATRICES, NO_SLOT, SPARE_SLOTS};
 use crate::driver::{Device, Memory};
 use crate::lower::Program;
 use crate::parameters::expert_cache as p;
-use crate::weights::Placed;
+use crate::weights::{Placed, cached_at_first};
 
 /// Words of a layer's cache of `experts` experts.
 struct LayerWords {
     last_counts: usize,
     scores: usize,
     slots: usize,
-    fills: usize,
+    spares: usize,
     counters: usize,
+    finished_blocks: usize,
     all: usize,
 }
 
 impl LayerWords {
     fn of(experts: usize) -> LayerWords {
+        // Counters are of two words each.
         let experts = experts.next_multiple_of(2);
-        let counters = 3 * experts + MAX_FILLS.next_multiple_of(2);
+        let spares = 3 * experts;
+        let counters = spares + SPARE_SLOTS.next_multiple_of(2);
+        let finished_blocks = counters + 2 * CACHE_COUNTERS;
         LayerWords {
             last_counts: 0,
             scores: experts,
             slots: 2 * experts,
-            fills: 3 * experts,
+            spares,
             counters,
-            all: counters + 2 * CACHE_COUNTERS,
+            finished_blocks,
+            all: (finished_blocks + 1).next_multiple_of(2),
         }
     }
 }
@@ -46,12 +51,27 @@ pub(crate) fn table_bytes(program: &Program) -> u64 {
 
 /// The cache of a loaded model.
 pub(crate) struct ExpertCache {
-    /// The list of layers on the device, and its length.
+    /// The list of layers on the device.
     layers: Memory,
-    /// Counters of each routing; none of those whose experts are all on the device.
-    counters: Vec<Option<(u64, usize)>>,
-    count: usize,
+    /// Of each routing; none of those whose experts are all on the device.
+    routings: Vec<Option<CachedRouting>>,
     _state: Memory,
+}
+
+/// A layer that is in the list.
+struct CachedRouting {
+    index: usize,
+    experts: usize,
+    slots: usize,
+    /// The address of its counters.
+    counters: u64,
+}
+
+/// A layer of the list on the device, which has others behind it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CachedLayer {
+    pub(crate) address: u64,
+    pub(crate) experts: usize,
 }
 
 impl ExpertCache {
@@ -68,7 +88,7 @@ impl ExpertCache {
         }
         let words = program.routings.iter().map(|&experts| LayerWords::of(experts).all);
         let state = Memory::zeroed(device, 4 * words.sum::<usize>(), "the cache of experts")?;
-        let (mut layers, mut counters) = (Vec::new(), Vec::new());
+        let (mut layers, mut routings) = (Vec::new(), Vec::new());
         let mut next = state.address;
         for (routing, (weights, &counts)) in plan.routed_weights().iter().zip(counts).enumerate() {
             let experts = program.routings[routing];
@@ -76,13 +96,24 @@ impl ExpertCache {
             let at = |word: usize| next + 4 * word as u64;
             let cached = weights.iter().filter_map(|id| placed[id.0].cached.as_ref());
             let cached: Vec<_> = cached.collect();
-            counters.push(cached.first().map(|first| (at(words.counters), first.slots)));
+            let (index, counters) = (layers.len(), at(words.counters));
+            routings.push(cached.first().map(|first| {
+                let slots = first.slots;
+                CachedRouting { index, experts, slots, counters }
+            }));
             let Some(first) = cached.first() else { continue };
-            let slots: Vec<u32> =
-                (0..experts).map(|e| if e < first.slots { e as u32 } else { NO_SLOT }).collect();
-            // SAFETY: the layer has a slot number for each expert; the copy has ended after
-            // `finish`.
-            unsafe { device.send(at(words.slots), &slots) }.and_then(|()| device.finish())?;
+            let (slots, resident) = (first.slots, cached_at_first(first.slots));
+            let number = |slot: usize, end: usize| if slot < end { slot as u32 } else { NO_SLOT };
+            let of_experts: Vec<u32> = (0..experts).map(|slot| number(slot, resident)).collect();
+            let spares: Vec<u32> =
+                (resident..resident + SPARE_SLOTS).map(|slot| number(slot, slots)).collect();
+            // SAFETY: the layer has a slot number for each expert, and each spare slot; the copies
+            // have ended after `finish`.
+            unsafe {
+                device.send(at(words.slots), &of_experts)?;
+                device.send(at(words.spares), &spares)?;
+            }
+            device.finish()?;
             if cached.len() > MATRICES {
                 return Err(Error::Config(format!(
                     "cuda: expected at most {MATRICES} matrices of a cached expert, found {}",
@@ -94,8 +125,9 @@ impl ExpertCache {
                 last_counts: at(words.last_counts),
                 scores: at(words.scores),
                 slots: at(words.slots),
-                fills: at(words.fills),
+                spares: at(words.spares),
                 counters: at(words.counters),
+                finished_blocks: at(words.finished_blocks),
                 experts: experts as u32,
                 weight_count: cached.len() as u32,
                 ..p::CachedLayer::default()
@@ -104,17 +136,20 @@ impl ExpertCache {
             layers.push(layer);
             next += 4 * words.all as u64;
         }
-        let count = layers.len();
-        let bytes = size_of::<p::CachedLayer>() * count;
+        let bytes = size_of::<p::CachedLayer>() * layers.len();
         let list = Memory::zeroed(device, bytes, "the cache of experts")?;
         // SAFETY: the allocation has this size, and the copy has ended after `finish`.
         unsafe { device.send(list.address, &layers) }.and_then(|()| device.finish())?;
-        Ok(Some(ExpertCache { layers: list, counters, count, _state: state }))
+        Ok(Some(ExpertCache { layers: list, routings, _state: state }))
     }
 
-    /// The address of the list of layers, and its length.
-    pub(crate) fn list(&self) -> (u64, usize) {
-        (self.layers.address, self.count)
+    /// The layer of each routing whose experts are cached.
+    pub(crate) fn layers(&self) -> Vec<Option<CachedLayer>> {
+        let layer = |routing: &CachedRouting| CachedLayer {
+            address: self.layers.address + (size_of::<p::CachedLayer>() * routing.index) as u64,
+            experts: routing.experts,
+        };
+        self.routings.iter().map(|routing| routing.as_ref().map(layer)).collect()
     }
 
     /// What the cache of a routing has done.
@@ -123,12 +158,12 @@ impl ExpertCache {
         device: &Device,
         routing: usize,
     ) -> Result<Option<ExpertCacheStats>> {
-        let Some((address, slots)) = self.counters[routing] else { return Ok(None) };
+        let Some(routing) = &self.routings[routing] else { return Ok(None) };
         let mut counters = [0u64; CACHE_COUNTERS];
         // SAFETY: a cache has this number of counters; the copy is waited for.
-        unsafe { device.receive(&mut counters, address) }?;
+        unsafe { device.receive(&mut counters, routing.counters) }?;
         device.finish()?;
-        let [hits, misses, fills, _] = counters;
-        Ok(Some(ExpertCacheStats { slots, hits, misses, fills }))
+        let [hits, misses, fills] = counters;
+        Ok(Some(ExpertCacheStats { slots: routing.slots, hits, misses, fills }))
     }
 }

@@ -107,7 +107,7 @@ impl CudaModel {
         let weights = Weights::load(device, &plan, experts, file, progress)?;
         let (placed, counts) = (&weights.placed, &addresses.expert_counts);
         let expert_cache = ExpertCache::new(device, &plan, &program, placed, counts)?;
-        addresses.expert_cache = expert_cache.as_ref().map_or((0, 0), ExpertCache::list);
+        addresses.expert_cache = expert_cache.as_ref().map_or_else(Vec::new, ExpertCache::layers);
         for rope in &program.ropes {
             let (frequencies, magnitude) = allocate::inverse_frequencies(&plan, file, rope);
             let address = take(8 * frequencies.len(), "the frequencies")?;
@@ -341,7 +341,8 @@ impl CudaModel {
                     step.barrier()?;
                 }
                 stages[range.end..].iter().try_for_each(|stage| step.run(stage))?;
-                step.end(end_of_step)
+                step.end(end_of_step)?;
+                persistent.map_or(Ok(()), |_| step.update_expert_cache())
             };
             let graph = self.device.record(send)?;
             self.graphs.insert(key, graph);

@@ -21,6 +21,7 @@ use bodkin_model::{Plan, Rows, WeightId};
 use crate::arena::Arena;
 use crate::constants::{GEMV_ROWS, RECORDED_ROWS, SWIZZLED};
 use crate::driver::Device;
+use crate::expert_cache::CachedLayer;
 use crate::kernels::Kernels;
 use crate::lower::{Content, Program, Stage, Value, Work};
 use crate::sizes::Sizes;
@@ -71,8 +72,8 @@ pub(crate) struct Addresses {
     pub(crate) sampled: u64,
     /// Counts of each routing's choices.
     pub(crate) expert_counts: Vec<u64>,
-    /// The list of the layers whose experts are cached, and its length.
-    pub(crate) expert_cache: (u64, usize),
+    /// The layers of routings whose experts are cached.
+    pub(crate) expert_cache: Vec<Option<CachedLayer>>,
     /// Of each other device of the tensor-parallel group, if they are connected: where it reads how
     /// many barriers this one has reached.
     pub(crate) arrivals: Vec<u64>,

@@ -12,9 +12,9 @@ use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Weight};
 use bytemuck::cast_slice_mut;
 
-use crate::constants::TILE_ROWS;
+use crate::constants::{ON_HOST, SPARE_SLOTS, TILE_ROWS};
 use crate::driver::{Device, Memory, Pinned};
-use crate::expert_budget::can_be_cached;
+use crate::expert_budget::{can_be_cached, spare_slots};
 use crate::lower::{matrix_of, shapes, sharded};
 use crate::packed::{Shape, Shard, pack};
 use crate::parameters::expert_cache::CachedWeight;
@@ -31,7 +31,7 @@ const THREAD_BYTES: usize = 128 << 10;
 struct Offsets {
     /// The shape, and the offsets of tiles and of the exponents of their rows' scales.
     matrix: Option<(Shape, usize, usize)>,
-    /// The table of the addresses of each expert's tiles.
+    /// The table of the addresses of each expert's tiles, and of spare slots.
     experts: Option<usize>,
     /// Of experts that are cached, the slots on the device, and the offset of all tiles in memory
     /// of the host. The tiles on the device are those in slots.
@@ -58,15 +58,15 @@ impl Offsets {
             cached = Some(Cached { slots, device, host: host_address, table, expert_bytes });
             let on_host = &mut host.slice_mut()[start..][..shape.packed_bytes()];
             pack_on_host(staging, &shape, weight, data, (on_host, exponents))?;
-            let first = &on_host[..slots * shape.expert_bytes()];
+            let first = &on_host[..cached_at_first(slots) * shape.expert_bytes()];
             // SAFETY: the allocation has room for the slots; the host's memory stays.
             unsafe { staging.device().send(tiles, first) }?;
         } else {
             send_tiles(staging, &shape, weight, data, [tiles, exponents])?;
         }
         if self.experts.is_some() {
-            let slots = cached.map_or((shape.matrices, 0), |cached| (cached.slots, cached.host));
-            send_experts(staging, &shape, (tiles, slots), table)?;
+            let cached = cached.as_ref();
+            send_experts(staging, &shape, tiles, cached.map(|c| (c.slots, c.host)), table)?;
         }
         Ok(cached)
     }
@@ -80,6 +80,16 @@ pub(crate) struct WeightBytes {
     pub(crate) slots: usize,
     /// Of cached experts, in memory of the host.
     pub(crate) host: usize,
+}
+
+/// Bytes of the table of the addresses of experts, and of spare slots if the experts are cached.
+fn table_bytes(experts: usize, slots: Option<usize>) -> usize {
+    size_of::<u64>() * (experts + slots.map_or(0, |_| SPARE_SLOTS))
+}
+
+/// How many experts have slots when a model is loaded: the first ones.
+pub(crate) fn cached_at_first(slots: usize) -> usize {
+    slots - spare_slots(slots)
 }
 
 /// Returns the offset of a new part.
@@ -109,7 +119,9 @@ fn offsets(plan: &Plan, shard: Shard, slots: Option<usize>) -> (Vec<Offsets>, We
             let tiles = in_slots.unwrap_or(shape.packed_bytes());
             (shape, take_device(tiles), take_device(shape.exponents()))
         });
-        let experts = experts.map(|count| take_device(size_of::<u64>() * count));
+        let experts = experts.map(|count| {
+            take_device(table_bytes(count, cached.map(|(slots, _)| slots)))
+        });
         let vector = is_vector.then(|| Vector::of(weight, pieces, shard));
         let vector = vector.map(|vector| {
             let at = take_device(vector.bytes());
@@ -238,7 +250,9 @@ impl Weights {
         };
         let largest = offsets.iter().map(|offsets| {
             let tile = offsets.matrix.map_or(0, |(shape, ..)| tile_bytes(&shape));
-            let experts = offsets.matrix.map_or(0, |(shape, ..)| size_of::<u64>() * shape.matrices);
+            let experts = offsets
+                .matrix
+                .map_or(0, |(shape, ..)| table_bytes(shape.matrices, offsets.cached.map(|c| c.0)));
             tile.max(experts).max(offsets.vector.as_ref().map_or(0, |(vector, _)| vector.bytes()))
         });
         let mut staging = Staging::new(device, largest.max().unwrap_or(0), bytes.device)?;
@@ -333,21 +347,29 @@ fn pack_on_host(
     Ok(())
 }
 
-/// Sends the address of each expert's tiles to a table. They lie one behind the other: those of the
-/// first `slots` experts on the device, those of the others in memory of the host.
+/// Sends the address of each expert's tiles to a table. They lie one behind the other from `tiles`
+/// on. Of `cached` experts, those without a slot lie in memory of the host, and the addresses of the
+/// spare slots follow.
 fn send_experts(
     staging: &mut Staging,
     shape: &Shape,
-    (tiles, (slots, host)): (u64, (usize, u64)),
+    tiles: u64,
+    cached: Option<(usize, u64)>,
     table: u64,
 ) -> Result<()> {
-    let bytes = size_of::<u64>() * shape.matrices;
+    let bytes = table_bytes(shape.matrices, cached.map(|(slots, _)| slots));
+    let of = |start: u64, number: usize| start + (number * shape.expert_bytes()) as u64;
+    let (slots, host) = cached.unwrap_or((shape.matrices, 0));
+    let first = if cached.is_some() { cached_at_first(slots) } else { slots };
+    let address = |entry: usize| match entry.checked_sub(shape.matrices) {
+        None if entry < first => of(tiles, entry),
+        None => of(host, entry) | ON_HOST,
+        Some(spare) if first + spare < slots => of(tiles, first + spare),
+        Some(_) => 0,
+    };
     let fill = |to: &mut [u8]| {
-        let addresses = (0..shape.matrices).map(|expert| {
-            let start = if expert < slots { tiles } else { host };
-            start + (expert * shape.expert_bytes()) as u64
-        });
-        cast_slice_mut(to).iter_mut().zip(addresses).for_each(|(to, address)| *to = address);
+        let entries = cast_slice_mut::<u8, u64>(to).iter_mut().enumerate();
+        entries.for_each(|(entry, to)| *to = address(entry));
     };
     // SAFETY: the allocation has room for the table.
     unsafe { staging.send(bytes, fill, &[(table, 0..bytes)]) }

@@ -24,7 +24,6 @@ impl CudaModel {
             step.run(stage)?;
             marks.push(self.device.mark()?);
         }
-        step.update_expert_cache()?;
         self.device.finish()?;
         self.add_times(batch, &marks)
     }

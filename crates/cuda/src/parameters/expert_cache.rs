@@ -13,7 +13,8 @@ use crate::constants::MATRICES;
 parameters! {
     /// A weight whose experts are cached.
     struct CachedWeight: 32 {
-        /// [experts]: addresses of their tiles, which matmuls read
+        /// [experts]: addresses of their tiles, which matmuls read; then [SPARE_SLOTS] addresses of
+        /// the layer's spare slots
         table: (u64 *),
         /// [experts] tiles in memory of the host
         host: (const u8 *),
@@ -24,23 +25,27 @@ parameters! {
     }
 
     /// The experts of a layer, and those that are cached.
-    struct CachedLayer: 184 {
+    struct CachedLayer: 192 {
         weights: [CachedWeight; MATRICES],
         /// [experts]: how often each was chosen, now and when the cache was updated last
         counts: (const u32 *), last_counts: (u32 *),
-        /// [experts]: steps in which each was chosen, those further back count less
+        /// [experts]: updates before which each was chosen, those further back count less
         scores: (float *),
         /// [experts]: the slot of each, or NO_SLOT
         slots: (u32 *),
-        /// [MAX_FILLS]: experts that are copied to their slots after this step
-        fills: (u32 *),
-        /// [CACHE_COUNTERS]: hits, misses, experts that were copied to slots, and those to copy
+        /// [SPARE_SLOTS]: slots that hold no expert, or NO_SLOT
+        spares: (u32 *),
+        /// [CACHE_COUNTERS]: hits, misses, and experts that were copied to slots
         counters: (u64 *),
+        /// of the update, zero between two
+        finished_blocks: (u32 *),
         experts: u32, weight_count: u32,
     }
 
-    /// The update of all layers' caches behind a step.
-    struct UpdateExpertCache: 8 {
+    /// The update of the caches of some layers, one behind the other.
+    struct UpdateExpertCache: 16 {
         layers: (const CachedLayer *),
+        /// whether the first chosen experts without a slot are in the spare slots
+        uses_spares: u32, padding: u32,
     }
 }

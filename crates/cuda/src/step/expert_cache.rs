@@ -1,28 +1,50 @@
-//! The update of the cache of experts behind a step.
+//! The update of the cache of experts, for the experts that the step's rows have chosen.
 
 use bodkin_backend::Result;
 
 use super::{Step, THREADS};
+use crate::expert_cache::CachedLayer;
 use crate::parameters::expert_cache as p;
 
-/// Blocks of all layers that copy experts, for each multiprocessor.
-const FILL_BLOCKS: usize = 4;
+/// Blocks of an update for each multiprocessor.
+const BLOCKS: usize = 2;
 
 impl Step<'_> {
-    /// Gives slots to the experts that the step used, if the model's experts are cached.
-    pub(crate) fn update_expert_cache(&self) -> Result<()> {
-        let (layers, count) = self.at.expert_cache;
-        if count == 0 {
-            return Ok(());
+    /// Gives slots to the experts that a routing has chosen, if they are cached, before they are
+    /// read: each then crosses the bus once, however many rows have chosen it.
+    pub(super) fn update_chosen(&self, routing: usize) -> Result<()> {
+        match self.at.expert_cache.get(routing) {
+            Some(&Some(layer)) => self.update(layer, 1, false),
+            _ => Ok(()),
         }
+    }
+
+    /// Gives slots to the experts that the persistent kernel has chosen, for the next step.
+    pub(crate) fn update_expert_cache(&self) -> Result<()> {
+        let layers = || self.at.expert_cache.iter().flatten();
+        let first = layers().next().map(|first| first.address);
+        let Some((address, experts)) = first.zip(layers().map(|layer| layer.experts).max()) else {
+            return Ok(());
+        };
+        self.update(CachedLayer { address, experts }, layers().count(), true)
+    }
+
+    /// Updates `count` layers, one behind the other in the list, of at most so many experts.
+    fn update(
+        &self,
+        CachedLayer { address, experts }: CachedLayer,
+        count: usize,
+        uses_spares: bool,
+    ) -> Result<()> {
         self.device.label("expert cache");
-        let parameters = p::UpdateExpertCache { layers };
-        let (update, fill) = (self.kernels.update_expert_cache, self.kernels.fill_expert_cache);
-        let blocks = FILL_BLOCKS * self.device.processors as usize;
-        // SAFETY: the list has `count` layers, whose addresses are those of the loaded model.
+        let blocks = (BLOCKS * self.device.processors as usize).div_ceil(count);
+        let shared = 3 * size_of::<u32>() * experts;
+        let uses_spares = u32::from(uses_spares);
+        let parameters = p::UpdateExpertCache { layers: address, uses_spares, padding: 0 };
+        // SAFETY: the list has these layers, whose addresses are those of the loaded model.
         unsafe {
-            self.device.launch(update, [count, 1, 1], 32, 0, &parameters)?;
-            self.device.launch(fill, [blocks.div_ceil(count), count, 1], THREADS, 0, &parameters)
+            let kernel = self.kernels.update_expert_cache;
+            self.device.launch(kernel, [blocks, count, 1], THREADS, shared, &parameters)
         }
     }
 }

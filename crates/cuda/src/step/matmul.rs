@@ -177,7 +177,10 @@ impl Step<'_> {
         let (grid, shared) = ([rows, 1, 1], route_bytes(&route.routing));
         let parameters = self.route_parameters(route);
         // SAFETY: there are counts of all experts.
-        unsafe { self.device.launch(self.kernels.route, grid, ROUTE_THREADS, shared, &parameters) }
+        unsafe {
+            self.device.launch(self.kernels.route, grid, ROUTE_THREADS, shared, &parameters)?;
+        }
+        self.update_chosen(route.index)
     }
 
     /// The parameters of a choice of experts.

@@ -17,12 +17,12 @@ pub(crate) fn is_possible(params: &SamplingParams, steps: usize) -> bool {
 }
 
 impl Step<'_> {
-    /// Samples the tokens that a step ends with, if it does, and updates the cache of experts.
+    /// Samples the tokens that a step ends with, if it does.
     pub(crate) fn end(&self, end_of_step: StepEnd) -> Result<()> {
-        if let StepEnd::Tokens { adjusts } = end_of_step {
-            self.sample(adjusts)?;
+        match end_of_step {
+            StepEnd::Logits => Ok(()),
+            StepEnd::Tokens { adjusts } => self.sample(adjusts),
         }
-        self.update_expert_cache()
     }
 
     /// Samples tokens from a step's logits into the host's memory and the next step's metadata.
