@@ -36,6 +36,9 @@ pub(crate) enum Size {
     /// Ten layers of Qwen 3 30B-A3B, with a smaller vocabulary: 128 experts, of which a token uses
     /// eight.
     A3b,
+    /// Qwen 3 30B-A3B with all layers and tokens.
+    #[value(name = "30b-a3b")]
+    WholeA3b,
     /// Three layers of GLM 4.5 Air, the first without experts, with a smaller vocabulary: a shared
     /// expert and 128 others, of which a token uses eight.
     GlmMoe,
@@ -165,6 +168,7 @@ impl Size {
             Size::Delta => qwen35(one_b),
             Size::Gemma4 => gemma4(one_b),
             Size::A3b => qwen3_moe(one_b),
+            Size::WholeA3b => Shape { layers: 48, vocabulary: 151_936, ..qwen3_moe(one_b) },
             Size::GlmMoe => glm(one_b),
         }
     }
