@@ -3,17 +3,15 @@
 //! layer of a routing trace by itself, as every layer has slots of its own.
 
 mod plot;
-mod policy;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use bodkin_eval::RoutingTrace;
+use bodkin_eval::{Outcome, Policy, RoutingTrace};
 
 use crate::expert_trace::{Generated, Locality};
 use crate::results;
-use policy::{Outcome, Policy};
 
 /// The trace.
 #[derive(clap::Args)]
@@ -47,9 +45,6 @@ const POLICIES: [Policy; 12] = [
     Policy::Lrfu(0.99),
     Policy::Belady,
 ];
-/// Caches fill during the first part of a trace, one in this number, which is not counted.
-const WARM_UP: usize = 8;
-
 /// A policy with its outcome at each budget.
 type Line = (Policy, [Outcome; BUDGETS.len()]);
 
@@ -72,16 +67,10 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 
 /// What a policy does at each budget, over all layers.
 fn outcomes(policy: Policy, trace: &RoutingTrace) -> [Outcome; BUDGETS.len()] {
-    let mut outcomes = [Outcome::default(); BUDGETS.len()];
-    for layer in 0..trace.layers().len() {
-        let chosen: Vec<&[u16]> = (0..trace.tokens()).map(|t| trace.chosen(t, layer)).collect();
-        for (outcome, budget) in outcomes.iter_mut().zip(BUDGETS) {
-            let slots = (trace.experts() * budget + 50) / 100;
-            let warm_up = trace.tokens() / WARM_UP;
-            *outcome += policy.run(&chosen, trace.experts(), slots.max(1), warm_up);
-        }
-    }
-    outcomes
+    BUDGETS.map(|budget| {
+        let slots = (trace.experts() * budget + 50) / 100;
+        policy.run_all(trace, slots.max(1))
+    })
 }
 
 /// The trace's locality, and the tables of hits and of copies.

@@ -102,6 +102,15 @@ pub trait Backend: Send + Sync {
     /// If a device does not answer, or has no memory left to read.
     fn bandwidth(&self) -> Result<f64>;
 
+    /// Bytes a second that the devices read from memory of the host, measured now; none if it is
+    /// their own.
+    ///
+    /// # Errors
+    /// As [`Backend::bandwidth`].
+    fn host_bandwidth(&self) -> Result<Option<f64>> {
+        Ok(None)
+    }
+
     /// Bytes of memory that a model can have, if that can be known.
     fn available_memory(&self) -> Option<u64>;
 

@@ -14,6 +14,7 @@ pub(crate) mod list;
 pub(crate) mod logits;
 pub(crate) mod man;
 pub(crate) mod perplexity;
+pub(crate) mod plan;
 pub(crate) mod prune;
 pub(crate) mod pull;
 pub(crate) mod quantize;

@@ -64,8 +64,8 @@ fn in_flags(cause: &(dyn std::error::Error + 'static)) -> String {
         Some(Error::Encoder { .. }) => text + "; use `bodkin embed`",
         Some(Error::PreTokenizer { .. }) => text + "; --assume-pre NAME selects one",
         Some(Error::OutOfMemory { .. }) => {
-            text + "; a smaller --ctx-size or --kv-type q8_0 needs less, and --gpu-layers N puts \
-                    only the last N layers on a GPU"
+            text + "; a smaller --ctx-size or --kv-type q8_0 needs less, --gpu-layers N puts only \
+                    the last N layers on a GPU, and `bodkin plan` shows what would fit"
         }
         _ => text,
     }

@@ -47,6 +47,8 @@ enum Command {
     /// Show a summary of a model, or its metadata, tensors, plan or memory
     #[command(visible_alias = "show")]
     Inspect(cmd::inspect::Args),
+    /// Show where a model's bytes go on this machine, the speed, and what would fit
+    Plan(cmd::plan::Args),
     /// List the devices of this machine, with the bandwidth of their memory
     Devices,
     /// Measure the speed of prefill and decode
@@ -104,6 +106,7 @@ fn main() -> ExitCode {
         Command::List(args) => cmd::list::run(args),
         Command::Rm(args) => cmd::rm::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
+        Command::Plan(args) => cmd::plan::run(&args),
         Command::Devices => cmd::devices::run(),
         Command::Bench(args) => cmd::bench::run(args),
         Command::Prune(args) => cmd::prune::run(*args),

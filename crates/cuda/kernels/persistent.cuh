@@ -417,8 +417,7 @@ struct ConsumerRing {
                                              taken / SLOT_DEPTH % 2));
     }
 
-    // Stores the contents of the last `slots` slots that were taken, each of so many bytes, where the
-    // producer says so.
+    // Stores `bytes` of each of the last `slots` slots that were taken, where the producer says so.
     __device__ __forceinline__ void store(SharedMemory &shared, u32 slots, u32 bytes) const {
         if (!EXPERTS) return;
 #pragma unroll 1

@@ -52,6 +52,7 @@ use tensor_parallel::TensorParallel;
 const MOST_PAIRS: usize = 65_535;
 /// Bytes that are read to find the bandwidth, and how often.
 const BANDWIDTH_BYTES: usize = 2 << 30;
+const HOST_BANDWIDTH_BYTES: usize = 256 << 20;
 const BANDWIDTH_PASSES: usize = 8;
 /// Bytes that the automatic budget of experts leaves to the driver.
 const FREE_BYTES: u64 = 512 << 20;
@@ -64,6 +65,8 @@ pub struct Cuda {
     fuse: bool,
     kv_type: KvType,
     expert_budget: ExpertBudget,
+    /// The most bytes of all devices that a model may take, if not all that are free.
+    memory_limit: Option<u64>,
 }
 
 impl Cuda {
@@ -80,8 +83,14 @@ impl Cuda {
         let device = Arc::new(Device::open(ordinal)?);
         let kernels = Arc::new(Kernels::load(&device)?);
         let devices = vec![(device, kernels)];
-        let (kv_type, expert_budget) = (KvType::Auto, ExpertBudget::Auto);
-        Ok(Cuda { devices, are_connected: false, fuse: true, kv_type, expert_budget })
+        Ok(Cuda {
+            devices,
+            are_connected: false,
+            fuse: true,
+            kv_type: KvType::Auto,
+            expert_budget: ExpertBudget::Auto,
+            memory_limit: None,
+        })
     }
 
     /// Opens the devices of these numbers. Each gets a share of every model, and one whose number
@@ -126,6 +135,12 @@ impl Cuda {
     #[must_use]
     pub fn with_expert_budget(self, expert_budget: ExpertBudget) -> Cuda {
         Cuda { expert_budget, ..self }
+    }
+
+    /// The same for models of at most this many bytes, on all devices together.
+    #[must_use]
+    pub fn with_memory_limit(self, memory_limit: Option<u64>) -> Cuda {
+        Cuda { memory_limit, ..self }
     }
 
     /// The slots for experts in each layer of a model, or none if all experts are on the device.
@@ -205,11 +220,18 @@ fn measure_bandwidth(device: &Arc<Device>, kernels: &Kernels) -> Result<f64> {
     let free = device.free_memory()? as usize / 2;
     let bytes = BANDWIDTH_BYTES.min(free) >> 20 << 20;
     let memory = driver::Memory::zeroed(device, bytes, "the test of bandwidth")?;
-    let read = parameters::ReadAll {
-        from: memory.address,
-        sums: memory.address,
-        count: bytes as u64 / 16,
-    };
+    measure_reads(device, kernels, memory.address, bytes)
+}
+
+/// How fast a device reads pinned memory of the host.
+fn measure_host_bandwidth(device: &Arc<Device>, kernels: &Kernels) -> Result<f64> {
+    let memory = driver::Pinned::<u8>::zeroed(device, HOST_BANDWIDTH_BYTES)?;
+    measure_reads(device, kernels, memory.address(), HOST_BANDWIDTH_BYTES)
+}
+
+/// Bytes a second of the fastest of some passes over zeros, whose sum goes to their start.
+fn measure_reads(device: &Arc<Device>, kernels: &Kernels, from: u64, bytes: usize) -> Result<f64> {
+    let read = parameters::ReadAll { from, sums: from, count: bytes as u64 / 16 };
     let mut best = f64::MAX;
     for _ in 0..BANDWIDTH_PASSES {
         let start = device.mark()?;
@@ -267,6 +289,14 @@ impl Backend for Cuda {
         speeds.sum()
     }
 
+    /// Of all devices together, as [`Cuda::bandwidth`] is.
+    fn host_bandwidth(&self) -> Result<Option<f64>> {
+        let speeds = self.devices.iter().map(|(device, kernels)| {
+            Ok(measure_host_bandwidth(device, kernels)? / self.count(device) as f64)
+        });
+        speeds.sum::<Result<f64>>().map(Some)
+    }
+
     /// What all shares can have where they are as large as the least.
     fn available_memory(&self) -> Option<u64> {
         let free = self.devices.iter().map(|(device, _)| {
@@ -274,7 +304,8 @@ impl Backend for Cuda {
             Some(free / self.count(device) as u64)
         });
         let free: Vec<u64> = free.collect::<Option<_>>()?;
-        Some(free.iter().min()? * free.len() as u64)
+        let all = free.iter().min()? * free.len() as u64;
+        Some(self.memory_limit.map_or(all, |limit| all.min(limit)))
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {

@@ -119,9 +119,8 @@ fn offsets(plan: &Plan, shard: Shard, slots: Option<usize>) -> (Vec<Offsets>, We
             let tiles = in_slots.unwrap_or(shape.packed_bytes());
             (shape, take_device(tiles), take_device(shape.exponents()))
         });
-        let experts = experts.map(|count| {
-            take_device(table_bytes(count, cached.map(|(slots, _)| slots)))
-        });
+        let experts =
+            experts.map(|count| take_device(table_bytes(count, cached.map(|(slots, _)| slots))));
         let vector = is_vector.then(|| Vector::of(weight, pieces, shard));
         let vector = vector.map(|vector| {
             let at = take_device(vector.bytes());
@@ -348,8 +347,8 @@ fn pack_on_host(
 }
 
 /// Sends the address of each expert's tiles to a table. They lie one behind the other from `tiles`
-/// on. Of `cached` experts, those without a slot lie in memory of the host, and the addresses of the
-/// spare slots follow.
+/// on. Of `cached` experts, those without a slot lie in memory of the host, and the spare slots'
+/// addresses follow.
 fn send_experts(
     staging: &mut Staging,
     shape: &Shape,

@@ -17,7 +17,7 @@ pub use divergence::{Divergence, Estimate, Values};
 pub use error::{Error, Result};
 pub use kld::{Base, BaseRow, BaseWriter, encode_row};
 pub use perplexity::Perplexity;
-pub use routing::{Recorder, RoutingTrace};
+pub use routing::{Outcome, Policy, Recorder, RoutingTrace};
 pub use score::{LogSoftmax, Row, limits, read, score};
 pub use text::{compare, measure};
 pub use windows::Windows;

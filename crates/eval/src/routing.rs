@@ -9,6 +9,7 @@
 //! | u32 | layers | the numbers of the layers in the model, ascending |
 //! | u16 | tokens × layers × chosen | expert numbers, the most probable first |
 
+mod policy;
 mod record;
 
 use std::fs::File;
@@ -17,6 +18,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
+pub use policy::{Outcome, Policy};
 pub use record::Recorder;
 
 /// The first line: the magic, and the version of the format.

@@ -15,6 +15,8 @@ pub struct Cost {
     /// Weight bytes that one decode step of one sequence reads: one row of an embedding table,
     /// unless it is also the output head, and the selected experts only.
     pub step_weight_bytes: u64,
+    /// Those of them that are experts that the token has chosen.
+    pub step_expert_bytes: u64,
     /// Multiplications and additions of all matmuls with weights, for one token with logits.
     pub flops_per_token: u64,
 }
@@ -26,6 +28,7 @@ impl Plan {
             weight_bytes: self.weights.iter().map(|w| w.bytes).sum(),
             parameters: self.weights.iter().map(|w| w.cols as u64 * w.rows as u64).sum(),
             step_weight_bytes: 0,
+            step_expert_bytes: 0,
             flops_per_token: 0,
         };
         // A weight that several operations read is counted once.
@@ -40,6 +43,7 @@ impl Plan {
                     Op::ExpertLinear { route: Some(route), experts, .. } => {
                         let used = self.width(*route) as u64 / 2;
                         read[id.0] = bytes / *experts as u64 * used;
+                        cost.step_expert_bytes += read[id.0];
                     }
                     _ => read[id.0] = bytes,
                 }

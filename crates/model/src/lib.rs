@@ -15,6 +15,7 @@ mod hyperparameters;
 mod ids;
 mod nearest;
 mod op;
+mod part;
 mod plan;
 mod pooling;
 mod rope;
@@ -35,6 +36,7 @@ pub use op::{
     Act, Attention, Compression, DeltaRule, EmbedBy, Entries, Gating, Indexer, NormKind, Op,
     PoolKind, Routing, Scan, Temperature, Xielu,
 };
+pub use part::Part;
 pub use plan::{KvSlot, Plan, RecurrentState, Rows, Weight};
 pub use pooling::Pooling;
 pub use rope::{Rope, RopeScaling, RopeStyle, RopeTable};

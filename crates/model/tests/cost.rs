@@ -90,6 +90,7 @@ fn sums_by_hand() {
         parameters: 2 * 320 + 32 + 512 + 16 + 512,
         // A row of the table, and the matrix that two operations read once only.
         step_weight_bytes: 64 + TABLE + VECTORS + MATRICES,
+        step_expert_bytes: 0,
         flops_per_token: 2 * (3 * 512 + 320),
     };
     let plan = plan(WeightId(5));
@@ -145,6 +146,7 @@ fn only_chosen_experts_are_read() {
     let (router, matrices, biases, heads) = (4 * 32 * 4, 64 * 34, 4 * 16 * 4, 32 * 8 * 2);
     let added = router + matrices / 2 + biases / 2 + heads + 2 * 32 * 2;
     assert_eq!(cost.step_weight_bytes - before.step_weight_bytes, added);
+    assert_eq!(cost.step_expert_bytes, matrices / 2 + biases / 2);
     let products = 4 * 32 + 2 * 16 * 32 + 32 * 8;
     assert_eq!(cost.flops_per_token - before.flops_per_token, 2 * products);
     assert_eq!(cost.weight_bytes, before.weight_bytes, "all weights were there before");

@@ -137,6 +137,7 @@ fn cuda(options: &Options, ordinals: &str) -> Result<Box<dyn Backend>> {
         })?,
     };
     let cuda = Cuda::open_all(&ordinals)?.keeping(options.kv_type);
+    let cuda = cuda.with_memory_limit(options.memory_bytes);
     Ok(Box::new(cuda.with_expert_budget(options.expert_budget)))
 }
 

@@ -66,6 +66,7 @@ pub mod memory;
 mod model;
 mod model_file;
 mod options;
+mod placement;
 mod progress;
 mod scorer;
 pub mod source;
@@ -78,6 +79,7 @@ pub use error::{Error, Result};
 pub use model::{Answer, Message, Model};
 pub use model_file::{ModelFile, tokenizer};
 pub use options::{MAX_BATCH_TOKENS, MAX_TOKENS, Options, within};
+pub use placement::{ExpertSlots, Placement};
 pub use progress::{Phase, Progress, Reporter};
 pub use scorer::Scorer;
 

@@ -162,6 +162,11 @@ impl ModelFile {
         ModelFile { memory_limit: bytes, ..self }
     }
 
+    /// The same model, whose events go elsewhere.
+    pub(crate) fn with_reporter(self, reporter: &Reporter) -> ModelFile {
+        ModelFile { reporter: reporter.clone(), ..self }
+    }
+
     /// Bytes that the model can have.
     pub(crate) fn available_memory(&self, backend: &dyn Backend) -> u64 {
         let limit = self.memory_limit.unwrap_or(u64::MAX);

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use anyhow::Result;
+use bodkin_eval::{Outcome, Policy};
 
-use super::policy::{Outcome, Policy};
 use crate::svg::{self, label};
 
 const WIDTH: f64 = 720.0;

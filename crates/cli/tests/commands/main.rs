@@ -18,6 +18,7 @@ mod logits;
 mod nonfinite;
 mod perplexity;
 mod place;
+mod plan;
 mod run;
 #[cfg(unix)]
 mod terminal;

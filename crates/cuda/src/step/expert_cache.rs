@@ -29,7 +29,7 @@ impl Step<'_> {
         self.update(CachedLayer { address, experts }, layers().count(), true)
     }
 
-    /// Updates `count` layers, one behind the other in the list, of at most so many experts.
+    /// Updates `count` layers, one behind the other in the list, none with more experts than this.
     fn update(
         &self,
         CachedLayer { address, experts }: CachedLayer,

@@ -1,9 +1,14 @@
-//! Replacement policies of an expert cache, and what each does on one layer of a trace. It must not
-//! know budgets, tables or files.
+//! Replacement policies of an expert cache, and what each does on a routing trace. It must not know
+//! budgets, tables or files.
+
+use super::RoutingTrace;
+
+/// Caches fill during the first part of a trace, one in this number, which is not counted.
+const WARM_UP: usize = 8;
 
 /// Which experts have slots.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Policy {
+pub enum Policy {
     /// Those that are used most in the whole trace, always.
     Static,
     /// The last used.
@@ -18,18 +23,18 @@ pub(super) enum Policy {
 
 /// What happened to a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub struct Outcome {
     /// Experts that tokens chose.
-    pub(super) uses: usize,
+    pub uses: usize,
     /// Those of them that had a slot.
-    pub(super) hits: usize,
+    pub hits: usize,
     /// Experts copied into a slot after a miss.
-    pub(super) copies: usize,
+    pub copies: usize,
 }
 
 impl Outcome {
     /// Percent of choices that had a slot.
-    pub(super) fn hits_percent(&self) -> f64 {
+    pub fn hits_percent(&self) -> f64 {
         100.0 * self.hits as f64 / self.uses.max(1) as f64
     }
 }
@@ -43,7 +48,8 @@ impl std::ops::AddAssign for Outcome {
 }
 
 impl Policy {
-    pub(super) fn name(self) -> String {
+    /// Its name, for people.
+    pub fn name(self) -> String {
         match self {
             Policy::Static => "static, most used".to_owned(),
             Policy::Lru => "LRU".to_owned(),
@@ -53,16 +59,22 @@ impl Policy {
         }
     }
 
+    /// Runs all layers of a trace, each with `slots`. An eighth of the tokens fills the caches and
+    /// is not counted.
+    pub fn run_all(self, trace: &RoutingTrace, slots: usize) -> Outcome {
+        let mut outcome = Outcome::default();
+        for layer in 0..trace.layers().len() {
+            let chosen: Vec<&[u16]> =
+                (0..trace.tokens()).map(|token| trace.chosen(token, layer)).collect();
+            outcome += self.run(&chosen, trace.experts(), slots, trace.tokens() / WARM_UP);
+        }
+        outcome
+    }
+
     /// Runs one layer: `chosen` has the experts of each token. The first `warm_up` tokens are not
     /// counted. A missed expert gets a slot after the token if there is a free one, or if its score
     /// exceeds that of the slot with the lowest.
-    pub(super) fn run(
-        self,
-        chosen: &[&[u16]],
-        experts: usize,
-        slots: usize,
-        warm_up: usize,
-    ) -> Outcome {
+    fn run(self, chosen: &[&[u16]], experts: usize, slots: usize, warm_up: usize) -> Outcome {
         let mut scores = Scores::new(self, chosen, experts);
         let mut resident = if self == Policy::Static { scores.best(slots) } else { Vec::new() };
         let mut outcome = Outcome::default();

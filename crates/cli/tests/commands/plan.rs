@@ -1,0 +1,83 @@
+//! `plan`: that its parts are those of `inspect`, and what it says of a model that does not fit.
+
+use crate::place::{Place, model};
+
+#[test]
+fn parts_are_those_of_the_file_and_of_memory() {
+    let place = Place::new();
+    for name in ["llama", "gemma3", "qwen3moe-q4_k_m", "falcon-h1", "mamba2"] {
+        let model = model(name);
+        let common = ["--device", "cpu", "--ctx-size", "512", "--json"];
+        let plan = place.json(&[&["plan", &model], &common[..]].concat());
+        let memory = place.json(&[&["inspect", &model, "--memory"], &common[..]].concat());
+        let parts = plan["file_bytes"].as_object().unwrap();
+        let file: u64 = parts.values().map(|bytes| bytes.as_u64().unwrap()).sum();
+        assert_eq!(memory["file_weight_bytes"], file, "{name}");
+        for key in ["weight_bytes", "scratch_bytes", "context", "bytes_read_per_token"] {
+            let state = memory["recurrent_bytes_per_sequence"].as_u64().unwrap();
+            let state = if key == "bytes_read_per_token" { state } else { 0 };
+            assert_eq!(plan[key].as_u64(), memory[key].as_u64().map(|n| n + state), "{name} {key}");
+        }
+        let kv = plan["kv_bytes"].as_array().unwrap().iter();
+        let kv: u64 = kv.map(|kv| kv["bytes"].as_u64().unwrap()).sum();
+        let state = kv + plan["recurrent_bytes"].as_u64().unwrap();
+        assert_eq!(memory["state_bytes"], state, "{name}");
+        let sizes = ["weight_bytes", "scratch_bytes"].map(|key| plan[key].as_u64().unwrap());
+        assert_eq!(plan["total_bytes"], sizes.iter().sum::<u64>() + state, "{name}");
+        let speed = |key: &str| plan[key].as_f64().unwrap();
+        assert!(speed("tokens_per_second_full") <= speed("tokens_per_second"), "{name}");
+        assert_eq!((&plan["fits"], &plan["would_fit"]), (&true.into(), &serde_json::json!([])));
+    }
+    let text = place.text(&["plan", &model("gemma3"), "--device", "cpu", "--parallel", "3"]);
+    for part in ["requests at a time: 3", "windows of 24 tokens", "attention", "at most"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused_with_what_would() {
+    let place = Place::new();
+    let refused = |flags: &[&str]| {
+        let model = model("llama");
+        let output = place.run(&[&["plan", &model, "--device", "cpu"], flags].concat());
+        assert_eq!(output.status.code(), Some(1), "{flags:?}");
+        let [out, err] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (out, err)
+    };
+    // It takes 18 MB with 16 requests, and 6 MB with one.
+    let flags = ["--parallel", "16", "--ctx-size", "1024", "--memory", "8M"];
+    let (out, err) = refused(&flags);
+    assert!(err.contains("8.00 MB are free") && err.contains("are missing"), "{err}");
+    let fits: Vec<&str> = out.lines().skip_while(|line| *line != "would fit:").skip(1).collect();
+    assert!(fits.len() >= 4, "{out}");
+    for line in fits {
+        let Some((flags, bytes)) = line.trim().split_once(": ") else { panic!("{line}") };
+        if !flags.starts_with("--") {
+            continue;
+        }
+        let wanted: Vec<&str> = flags.split(' ').collect();
+        let given = match flags.contains("--parallel") {
+            true => &["--memory", "8M"][..],
+            false => &["--memory", "8M", "--parallel", "16"],
+        };
+        let model = model("llama");
+        let args = [&["plan", &model, "--device", "cpu"], &wanted[..], given].concat();
+        let text = place.text(&args);
+        assert!(text.contains(bytes), "{line}: {text}");
+    }
+    let (out, err) = refused(&["--ctx-size", "1024", "--budget", "100K"]);
+    assert!(out.contains("nothing with this device and this file"), "{out}");
+    assert!(err.contains("100.00 kB are free"), "{err}");
+}
+
+#[test]
+fn what_is_no_trace_is_refused() {
+    let place = Place::new();
+    let trace = place.path("no trace");
+    std::fs::write(&trace, "text").unwrap();
+    let trace = trace.to_str().unwrap();
+    let output = place.run(&["plan", &model("qwen3moe-q4_k_m"), "--routing", trace]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("bodkin routing 1"), "{error}");
+}
