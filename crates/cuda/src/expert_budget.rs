@@ -59,8 +59,8 @@ impl ExpertBytes {
     pub(crate) fn slots(self, budget: ExpertBudget, free: u64) -> Option<usize> {
         let of = |bytes: u64| bytes.checked_div(self.slot).unwrap_or(u64::MAX) as usize;
         let slots = match budget {
-            // Less than one expert of each layer is an error of memory that says what is missing.
-            ExpertBudget::Auto => Some(of(free)).filter(|&slots| slots > 0)?,
+            // If not even one expert of each layer fits, the error says what is missing for that.
+            ExpertBudget::Auto => of(free).max(1),
             ExpertBudget::Bytes(bytes) => of(bytes).max(1),
             ExpertBudget::Share(share) => ((share * self.experts as f64) as usize).max(1),
         };
@@ -80,7 +80,7 @@ mod tests {
             (ExpertBudget::Auto, 800, None),
             (ExpertBudget::Auto, 799, Some(7)),
             (ExpertBudget::Auto, 100, Some(1)),
-            (ExpertBudget::Auto, 99, None),
+            (ExpertBudget::Auto, 99, Some(1)),
             (ExpertBudget::Bytes(0), 900, Some(1)),
             (ExpertBudget::Bytes(450), 0, Some(4)),
             (ExpertBudget::Bytes(900), 0, None),
