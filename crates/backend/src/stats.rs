@@ -46,6 +46,19 @@ pub struct ExpertCacheStats {
     pub fills: u64,
 }
 
+impl ExpertCacheStats {
+    /// Adds what a later cache has done, whose slots are those that count.
+    #[must_use]
+    pub fn and(self, later: ExpertCacheStats) -> ExpertCacheStats {
+        ExpertCacheStats {
+            slots: later.slots,
+            hits: self.hits + later.hits,
+            misses: self.misses + later.misses,
+            fills: self.fills + later.fills,
+        }
+    }
+}
+
 /// What a stage does in a layer with experts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExpertPart {

@@ -5,7 +5,7 @@ use std::fmt::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use bodkin_backend::ExpertStats;
+use bodkin_backend::{ExpertCacheStats, ExpertStats};
 use bodkin_engine::Stats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, MetricEncoder};
@@ -259,5 +259,67 @@ fn encode_experts(
         let labels = LayerLabels { model: (*model).to_owned(), layer: stats.layer };
         (labels, stats.seconds.iter().sum())
     });
-    write(encoder, &metric(seconds.0, seconds.1, true), times)
+    write(encoder, &metric(seconds.0, seconds.1, true), times)?;
+    CACHE_METRICS.iter().try_for_each(|metric| {
+        let cached = layers.iter().filter_map(|(model, stats)| {
+            let labels = LayerLabels { model: (*model).to_owned(), layer: stats.layer };
+            Some((labels, metric.3(stats.cache.as_ref()?)))
+        });
+        write(encoder, metric, cached)
+    })
+}
+
+/// What the caches of experts count, where not all experts are on the device.
+const CACHE_METRICS: [Metric<ExpertCacheStats>; 4] = [
+    ("bodkin_expert_cache_slots", "Experts of a layer that the device has room for", false, |c| {
+        c.slots as f64
+    }),
+    ("bodkin_expert_cache_hits", "Chosen experts that were on the device", true, |c| c.hits as f64),
+    ("bodkin_expert_cache_misses", "Chosen experts that were read from the host", true, |c| {
+        c.misses as f64
+    }),
+    ("bodkin_expert_cache_copies", "Experts that were copied to the device", true, |c| {
+        c.fills as f64
+    }),
+];
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text;
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    /// Two layers, of which the second has a cache.
+    #[derive(Debug)]
+    struct Layers;
+
+    impl Collector for Layers {
+        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
+            let cache = ExpertCacheStats { slots: 4, hits: 30, misses: 5, fills: 2 };
+            let layer = |layer, cache| {
+                let (counts, seconds) = (vec![1, 3], Vec::new());
+                ExpertStats { layer, counts, seconds, cache }
+            };
+            let (first, second) = (layer(0, None), layer(1, Some(cache)));
+            encode_experts(&mut encoder, &[("m", &first), ("m", &second)])
+        }
+    }
+
+    #[test]
+    fn caches_of_experts_are_counted_by_layer() {
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        registry.register_collector(Box::new(Layers));
+        text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "bodkin_expert_cache_slots{model=\"m\",layer=\"1\"} 4.0",
+            "bodkin_expert_cache_hits_total{model=\"m\",layer=\"1\"} 30.0",
+            "bodkin_expert_cache_misses_total{model=\"m\",layer=\"1\"} 5.0",
+            "bodkin_expert_cache_copies_total{model=\"m\",layer=\"1\"} 2.0",
+            "bodkin_expert_utilization_ratio{model=\"m\",layer=\"0\",expert=\"1\"} 0.75",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+        assert_eq!(text.matches("\nbodkin_expert_cache_hits_total").count(), 1, "{text}");
+    }
 }

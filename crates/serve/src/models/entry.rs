@@ -390,6 +390,10 @@ impl Measured {
                 Some(known) => {
                     add(&mut known.counts, &layer.counts);
                     add(&mut known.seconds, &layer.seconds);
+                    known.cache = match (known.cache, layer.cache) {
+                        (Some(known), Some(more)) => Some(known.and(more)),
+                        (known, more) => known.or(more),
+                    };
                 }
                 None => self.experts.push(layer),
             }
