@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use bodkin::memory::{human_bytes, total_bytes};
 use bodkin::{Error, ExpertSlots, Options, Placement};
-use bodkin_backend::Backend;
+use bodkin_backend::{Backend, DeviceKind};
 use bodkin_eval::{Policy, RoutingTrace};
 use bodkin_model::{Part, Plan};
 use serde_json::json;
@@ -201,10 +201,22 @@ fn print(
     }
     row("scratch", memory.scratch_bytes)?;
     row("total", total_bytes(&memory))?;
+    if let Some(in_use) = in_use(backend) {
+        row("in use by the driver and others", in_use)?;
+    }
     if placement.expert_slots.is_some() {
         row("all experts, in memory of the host", memory.host_bytes)?;
     }
     Ok(())
+}
+
+/// What the driver and other programs have taken of the memory of GPUs, if the driver tells.
+fn in_use(backend: &dyn Backend) -> Option<u64> {
+    let devices = backend.devices();
+    let gpus = devices.iter().filter(|device| device.kind != DeviceKind::Cpu);
+    let in_use: Option<Vec<u64>> =
+        gpus.map(|gpu| Some(gpu.total_bytes?.saturating_sub(gpu.free_bytes?))).collect();
+    in_use.filter(|gpus| !gpus.is_empty()).map(|gpus| gpus.iter().sum())
 }
 
 fn print_speed(out: &mut dyn Write, placement: &Placement, speed: &Speed) -> Result<()> {
@@ -250,6 +262,7 @@ fn json_of(
         "scratch_bytes": memory.scratch_bytes,
         "total_bytes": total_bytes(memory),
         "available_bytes": available_bytes,
+        "in_use_bytes": in_use(backend),
         "fits": placement.fits(),
         "would_fit": alternatives,
         "bandwidth": speed.bandwidth,
