@@ -30,7 +30,7 @@ struct SharedMemory {
     const u32 *pages[MAX_TABLES];
     const u8 *experts[2][MAX_CHOSEN]; // of the producer: packed tiles of the chosen experts
     u8 *spares[2][MAX_CHOSEN]; // and where they are stored as they pass, or none
-    u8 *stored[WARPS][SLOT_DEPTH]; // where the contents of a slot are stored, or none
+    u8 *stored[WARPS][SLOT_DEPTH]; // where the contents of a slot with cached experts are stored, or none
     u64 finished; // mbarrier: the consumers have finished
     u32 position;
     u32 stage; // that the consumers run
@@ -145,12 +145,10 @@ DEVICE bool is_empty(SharedMemory &shared, u32 warp, u32 count) {
     return mbarrier_test(shared_address(&shared.empty[warp][count % SLOT_DEPTH]), count / SLOT_DEPTH % 2 ^ 1);
 }
 
-// Fills the `count`th slot of a warp's ring. The consumer stores the contents at `stored`, if that is
-// somewhere.
-DEVICE void fill(SharedMemory &shared, u32 warp, u32 count, const u8 *from, u32 bytes, u8 *stored = 0) {
+// Fills the `count`th slot of a warp's ring.
+DEVICE void fill(SharedMemory &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
     u32 slot = count % SLOT_DEPTH, to = shared_address(shared.slots[warp][slot]);
     u32 barrier = shared_address(&shared.full[warp][slot]);
-    if (EXPERTS) shared.stored[warp][slot] = stored;
     mbarrier_expect_tx(barrier, bytes);
     bulk_copy_evict_first(to, from, bytes, barrier);
 }
@@ -192,9 +190,19 @@ DEVICE void produce_weights(const Stage &stage, u32 lane, u32 &full) {
     }
 }
 
-// Finds the tiles of the chosen experts, a lane for each. The first of those that are only in memory
-// of the host, by their numbers, have the layer's spare slots, whose addresses follow in the table.
-DEVICE void find_experts(const Matmul &p, u32 i, u32 matrices) {
+// Finds the tiles of the chosen experts, a lane for each.
+DEVICE void find_experts(const Matmul &p, u32 i, bool is_gated) {
+    SharedMemory &shared = shared_memory();
+    if (i >= p.experts_used) return;
+    u32 expert = (u32)poll(p.route + p.experts_used + i);
+    shared.experts[0][i] = packed_tiles(p, p.matrices[0], expert);
+    if (is_gated) shared.experts[1][i] = packed_tiles(p, p.matrices[1], expert);
+}
+
+// Finds where the chosen experts are stored as they pass, a lane for each. The first of those that are
+// only in memory of the host, by their numbers, have the layer's spare slots, whose addresses follow
+// in the table.
+DEVICE void find_spares(const Matmul &p, u32 i, u32 matrices) {
     SharedMemory &shared = shared_memory();
     u32 expert = i < p.experts_used ? (u32)poll(p.route + p.experts_used + i) : 0;
     bool is_missed = i < p.experts_used && (expert_entry(p.matrices[0], expert) & ON_HOST);
@@ -207,9 +215,8 @@ DEVICE void find_experts(const Matmul &p, u32 i, u32 matrices) {
     if (i >= p.experts_used) return;
 #pragma unroll 1
     for (u32 j = 0; j < matrices; j++) {
-        const Matrix &m = p.matrices[j];
-        shared.experts[j][i] = packed_tiles(p, m, expert);
-        shared.spares[j][i] = is_missed && rank < SPARE_SLOTS ? (u8 *)expert_entry(m, p.experts + rank) : 0;
+        bool has_spare = is_missed && rank < SPARE_SLOTS;
+        shared.spares[j][i] = has_spare ? (u8 *)expert_entry(p.matrices[j], p.experts + rank) : 0;
     }
 }
 
@@ -221,7 +228,8 @@ DEVICE void produce_expert_weights(const Stage &stage, u32 lane, u32 &full) {
     if (!has_tiles(p, is_gated)) return;
     prefetch_experts(p, lane, is_gated ? 2 : 1);
     // A lane that is not known to be the same in each stage keeps no address in a register.
-    find_experts(p, opaque(lane), is_gated ? 2 : 1);
+    find_experts(p, opaque(lane), is_gated);
+    if (p.are_cached) find_spares(p, opaque(lane), is_gated ? 2 : 1);
     __syncwarp();
     Partition share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
@@ -240,9 +248,11 @@ DEVICE void produce_expert_weights(const Stage &stage, u32 lane, u32 &full) {
                 left = (share.end - share.first) * p.chunk_bytes;
             }
             u32 size = min(p.slot_bytes, left);
-            u8 *spare = shared.spares[matrix_index][place];
-            u8 *stored = spare ? spare + (u64)line * 32 : 0;
-            fill(shared, lane, full++, shared.experts[matrix_index][place] + (u64)line * 32, size, stored);
+            if (p.are_cached) {
+                u8 *spare = shared.spares[matrix_index][place];
+                shared.stored[lane][full % SLOT_DEPTH] = spare ? spare + (u64)line * 32 : 0;
+            }
+            fill(shared, lane, full++, shared.experts[matrix_index][place] + (u64)line * 32, size);
             matrix_index ^= is_gated;
             if (matrix_index == 0) {
                 line += size / 32;
@@ -419,7 +429,6 @@ struct ConsumerRing {
 
     // Stores `bytes` of each of the last `slots` slots that were taken, where the producer says so.
     __device__ __forceinline__ void store(SharedMemory &shared, u32 slots, u32 bytes) const {
-        if (!EXPERTS) return;
 #pragma unroll 1
         for (u32 i = 0; i < slots; i++) {
             u32 slot = (taken - 1 - i) % SLOT_DEPTH;
