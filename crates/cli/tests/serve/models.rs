@@ -25,6 +25,15 @@ fn complete(server: &Server, model: &str) -> u16 {
     server.post("/v1/completions", &body).status
 }
 
+/// Waits until all models have these states.
+fn wait_for(server: &Server, wanted: &[&str]) {
+    let start = Instant::now();
+    while statuses(server) != wanted {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", status(server));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 #[test]
 fn models_load_at_first_use_and_unload_when_idle() {
     let (llama, qwen) = (kit("llama.gguf"), kit("qwen3.gguf"));
@@ -34,11 +43,7 @@ fn models_load_at_first_use_and_unload_when_idle() {
     assert_eq!((complete(&server, "llama"), complete(&server, "other")), (200, 200));
     assert_eq!(statuses(&server), ["loaded", "loaded"]);
     assert_eq!(complete(&server, "third"), 404);
-    let start = Instant::now();
-    while statuses(&server) != ["unloaded", "unloaded"] {
-        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", status(&server));
-        std::thread::sleep(Duration::from_millis(50));
-    }
+    wait_for(&server, &["unloaded", "unloaded"]);
     assert_eq!(complete(&server, "other"), 200, "it is loaded again");
 }
 
@@ -46,7 +51,8 @@ fn models_load_at_first_use_and_unload_when_idle() {
 fn ollama_unloads_a_model_that_is_to_stay_for_no_time() {
     let (llama, qwen) = (kit("llama.gguf"), kit("qwen3.gguf"));
     let server = Server::with(&[llama.to_str().unwrap(), qwen.to_str().unwrap()]);
-    assert_eq!(statuses(&server), ["loaded", "unloaded"]);
+    // The first model is loaded while the server answers already.
+    wait_for(&server, &["loaded", "unloaded"]);
     for (model, path) in
         [("llama", "/api/generate"), ("qwen3", "/api/generate"), ("qwen3", "/api/chat")]
     {
@@ -70,11 +76,7 @@ fn a_request_that_unloads_a_model_does_so_once() {
         assert_eq!(server.post("/api/generate", &body).status, 200);
     };
     ask(json!(0));
-    let start = Instant::now();
-    while statuses(&server) != ["unloaded"] {
-        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", status(&server));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_for(&server, &["unloaded"]);
     ask(Value::Null);
     // Idle models are looked for twice a second.
     std::thread::sleep(Duration::from_millis(1500));
