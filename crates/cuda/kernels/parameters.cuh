@@ -51,8 +51,7 @@ struct Matmul {
     u32 experts; // 0 without experts
     u32 act; // activation function of a gated matmul
     u32 experts_used; // by each row; 0 without experts
-    u16 shares_input; // whether all experts of a row read the same input
-    u16 are_cached; // whether some experts are only in memory of the host
+    u32 shares_input; // whether all experts of a row read the same input
     u32 cols;
     float norm_eps;
     u32 slices; // split-K
@@ -84,7 +83,6 @@ static_assert(OFFSET(Matmul, experts) == 284);
 static_assert(OFFSET(Matmul, act) == 288);
 static_assert(OFFSET(Matmul, experts_used) == 292);
 static_assert(OFFSET(Matmul, shares_input) == 296);
-static_assert(OFFSET(Matmul, are_cached) == 298);
 static_assert(OFFSET(Matmul, cols) == 300);
 static_assert(OFFSET(Matmul, norm_eps) == 304);
 static_assert(OFFSET(Matmul, slices) == 308);

@@ -202,8 +202,9 @@ template <int LAYOUT, int TILES> struct ChunkBatch {
 
 // Multiplies the input with a warp's slice of a tile, or of two, from a chunk on.
 template <int LAYOUT, int TILES>
-DEVICE void multiply_slice(SharedMemory &shared, ConsumerRing &ring, u32 chunk, u32 end, TileCursor<TILES> slots,
-    bool are_cached, const u16 *input, float (&sums)[TILES][4]) {
+DEVICE void multiply_slice(SharedMemory &shared, ConsumerRing &ring, u32 chunk, u32 end,
+    TileCursor<TILES> slots, const u16 *input,
+                          float (&sums)[TILES][4]) {
     typedef ChunkBatch<LAYOUT, TILES> At;
     u32 lane = ring.lane;
     const u16 *x = input + chunk * CHUNK_COLS + Packed<LAYOUT>::first_column(lane % 4);
@@ -211,7 +212,7 @@ DEVICE void multiply_slice(SharedMemory &shared, ConsumerRing &ring, u32 chunk, 
     while (chunk < end) {
         if (slots.left == 0) {
             slots.take(shared, ring, min(At::IN_SLOT, end - chunk));
-            if (EXPERTS && are_cached) ring.store(shared, TILES, slots.left * Packed<LAYOUT>::BYTES);
+            ring.store(shared, TILES, slots.left * Packed<LAYOUT>::BYTES);
         }
         chunk += slots.left;
 #pragma unroll 1
@@ -302,7 +303,7 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
         if (tile + share.step < share.tiles) {
             epilogue.begin(p, IS_GATED, tile + share.step, epilogue_row(t, share, buffer + 1));
         }
-        multiply_slice<LAYOUT, TILES>(shared, ring, chunk, share.end, slots, p.are_cached, input, sums);
+        multiply_slice<LAYOUT, TILES>(shared, ring, chunk, share.end, slots, input, sums);
         float (*partial)[2][TILE_ROWS] = shared.partials[buffer % 2] + share.team * share.warps;
         if (lane % 4 == 0) {
 #pragma unroll
@@ -375,7 +376,7 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
         u32 i = unit % p.experts_used;
         float sums[1][4] = {};
         const u16 *input = (const u16 *)shared.workspace + i * p.input_stride;
-        multiply_slice<LAYOUT, 1>(shared, ring, share.first, share.end, {}, p.are_cached, input, sums);
+        multiply_slice<LAYOUT, 1>(shared, ring, share.first, share.end, {}, input, sums);
         float (*partial)[2][TILE_ROWS] = shared.partials[buffer % 2] + share.team * share.warps;
         if (lane % 4 == 0) {
             partial[share.member][0][lane / 4] = sums[0][0];

@@ -13,6 +13,12 @@
 #define EXPERTS false
 #endif
 
+// Whether experts may be only in memory of the host, and stored to spare slots as they pass: looking
+// for them costs time also where there are none.
+#ifndef CACHES_EXPERTS
+#define CACHES_EXPERTS false
+#endif
+
 #define WARPS PERSISTENT_WARPS
 #define THREADS (32 * WARPS)  // consumer threads; one of four more warps is the producer
 #define TEAMS (THREADS / TEAM) // of warps, in attention
@@ -30,7 +36,7 @@ struct SharedMemory {
     const u32 *pages[MAX_TABLES];
     const u8 *experts[2][MAX_CHOSEN]; // of the producer: packed tiles of the chosen experts
     u8 *spares[2][MAX_CHOSEN]; // and where they are stored as they pass, or none
-    u8 *stored[WARPS][SLOT_DEPTH]; // where the contents of a slot with cached experts are stored, or none
+    u8 *stored[WARPS][SLOT_DEPTH]; // where the contents of a slot are stored, or none
     u64 finished; // mbarrier: the consumers have finished
     u32 position;
     u32 stage; // that the consumers run
@@ -145,10 +151,12 @@ DEVICE bool is_empty(SharedMemory &shared, u32 warp, u32 count) {
     return mbarrier_test(shared_address(&shared.empty[warp][count % SLOT_DEPTH]), count / SLOT_DEPTH % 2 ^ 1);
 }
 
-// Fills the `count`th slot of a warp's ring.
-DEVICE void fill(SharedMemory &shared, u32 warp, u32 count, const u8 *from, u32 bytes) {
+// Fills the `count`th slot of a warp's ring. The consumer stores the contents at `stored`, if that is
+// somewhere.
+DEVICE void fill(SharedMemory &shared, u32 warp, u32 count, const u8 *from, u32 bytes, u8 *stored = 0) {
     u32 slot = count % SLOT_DEPTH, to = shared_address(shared.slots[warp][slot]);
     u32 barrier = shared_address(&shared.full[warp][slot]);
+    if (CACHES_EXPERTS) shared.stored[warp][slot] = stored;
     mbarrier_expect_tx(barrier, bytes);
     bulk_copy_evict_first(to, from, bytes, barrier);
 }
@@ -229,7 +237,7 @@ DEVICE void produce_expert_weights(const Stage &stage, u32 lane, u32 &full) {
     prefetch_experts(p, lane, is_gated ? 2 : 1);
     // A lane that is not known to be the same in each stage keeps no address in a register.
     find_experts(p, opaque(lane), is_gated);
-    if (p.are_cached) find_spares(p, opaque(lane), is_gated ? 2 : 1);
+    if (CACHES_EXPERTS) find_spares(p, opaque(lane), is_gated ? 2 : 1);
     __syncwarp();
     Partition share(p, is_gated, lane);
     bool has_part = lane < WARPS && share.first < share.end;
@@ -248,11 +256,9 @@ DEVICE void produce_expert_weights(const Stage &stage, u32 lane, u32 &full) {
                 left = (share.end - share.first) * p.chunk_bytes;
             }
             u32 size = min(p.slot_bytes, left);
-            if (p.are_cached) {
-                u8 *spare = shared.spares[matrix_index][place];
-                shared.stored[lane][full % SLOT_DEPTH] = spare ? spare + (u64)line * 32 : 0;
-            }
-            fill(shared, lane, full++, shared.experts[matrix_index][place] + (u64)line * 32, size);
+            u8 *spare = CACHES_EXPERTS ? shared.spares[matrix_index][place] : 0;
+            u8 *stored = spare ? spare + (u64)line * 32 : 0;
+            fill(shared, lane, full++, shared.experts[matrix_index][place] + (u64)line * 32, size, stored);
             matrix_index ^= is_gated;
             if (matrix_index == 0) {
                 line += size / 32;
@@ -429,6 +435,7 @@ struct ConsumerRing {
 
     // Stores `bytes` of each of the last `slots` slots that were taken, where the producer says so.
     __device__ __forceinline__ void store(SharedMemory &shared, u32 slots, u32 bytes) const {
+        if (!CACHES_EXPERTS) return;
 #pragma unroll 1
         for (u32 i = 0; i < slots; i++) {
             u32 slot = (taken - 1 - i) % SLOT_DEPTH;

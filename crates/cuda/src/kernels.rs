@@ -50,7 +50,7 @@ modules! {
     rows recurrent hyper select sample attention attention_f32 attention_q8 decode_attention_mma
     prefill_attention
     gemv_mma gemm_mma permute_experts gemm_wgmma all_gather expert_cache
-    persistent persistent_s24 persistent_experts
+    persistent persistent_s24 persistent_experts persistent_cached
 }
 
 /// The widest heads that each prefill attention kernel takes.
@@ -194,8 +194,9 @@ impl Kernels {
             prefill_attention.kernel(&format!("prefill_attention_{dims}"), prefill_bytes(dims))
         });
         let persistent = || -> Result<Vec<Kernel>> {
-            let Modules { persistent, persistent_s24, persistent_experts, .. } = &modules;
-            let files = [persistent, persistent_s24, persistent_experts];
+            let Modules { persistent, persistent_s24, .. } = &modules;
+            let Modules { persistent_experts, persistent_cached, .. } = &modules;
+            let files = [persistent, persistent_s24, persistent_experts, persistent_cached];
             let kernels = VARIANTS.iter().zip(files).map(|(variant, file)| {
                 let bytes = device.shared_bytes - STATIC_BYTES;
                 Ok(file.kernel(variant.name, bytes)?.cooperative())

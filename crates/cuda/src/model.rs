@@ -156,7 +156,8 @@ impl CudaModel {
         else {
             return Ok(());
         };
-        let (kernel, persistent) = (kernels[persistent.variant], persistent.clone());
+        let kernel = kernels[persistent.kernel(self.expert_cache.is_some())];
+        let persistent = persistent.clone();
         let list_bytes = size_of::<parameters::Stage>() * persistent.stages.len();
         let list = Memory::zeroed(&self.device, list_bytes, "the list of stages")?;
         self.addresses.persistent_stages = list.address;

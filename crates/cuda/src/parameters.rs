@@ -119,9 +119,7 @@ parameters! {
         /// by each row; 0 without experts
         experts_used: u32,
         /// whether all experts of a row read the same input
-        shares_input: u16,
-        /// whether some experts are only in memory of the host
-        are_cached: u16, cols: u32, norm_eps: f32,
+        shares_input: u32, cols: u32, norm_eps: f32,
         /// split-K
         slices: u32,
         /// of the weights' layout

@@ -35,7 +35,7 @@ pub(crate) struct Variant {
 }
 
 /// All of them; the first that can run all stages is used.
-pub(crate) const VARIANTS: [Variant; 3] = [
+pub(crate) const VARIANTS: [Variant; 4] = [
     Variant { name: "persistent", layouts: &DENSE, has_experts: false },
     Variant {
         name: "persistent_s24",
@@ -49,7 +49,10 @@ pub(crate) const VARIANTS: [Variant; 3] = [
         has_experts: false,
     },
     Variant { name: "persistent_experts", layouts: &DENSE, has_experts: true },
+    Variant { name: "persistent_cached", layouts: &DENSE, has_experts: true },
 ];
+/// The one that is used in place of the one before it where experts are cached.
+const CACHED: usize = 3;
 const DENSE: [MmaLayout; 7] = [
     MmaLayout::F16,
     MmaLayout::S8,
@@ -81,6 +84,11 @@ pub(crate) enum PersistentStage<'a> {
 }
 
 impl Persistent {
+    /// The index of the kernel in [`VARIANTS`].
+    pub(crate) fn kernel(&self, caches_experts: bool) -> usize {
+        if caches_experts && VARIANTS[self.variant].has_experts { CACHED } else { self.variant }
+    }
+
     /// The stages that one kernel can run, if they are most of a step. The last one is a wide
     /// matmul whose results no other stage of the kernel reads: there all blocks reset the
     /// sentinels. Kernels of their own scale the logits.

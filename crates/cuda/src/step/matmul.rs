@@ -101,8 +101,7 @@ impl Step<'_> {
             (parameters.route, parameters.route_stride) = self.place(experts.route);
             parameters.experts = experts.count as u32;
             parameters.experts_used = experts.used as u32;
-            parameters.shares_input = u16::from(experts.is_shared);
-            parameters.are_cached = u16::from(first.cached.is_some());
+            parameters.shares_input = u32::from(experts.is_shared);
         }
         parameters
     }
