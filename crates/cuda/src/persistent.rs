@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn experts_run_in_the_kernel_for_them_alone() {
         let (plan, program) = lowered("qwen3moe-q4_k_m");
-        let [plain, _, experts] = &VARIANTS;
+        let [plain, _, experts, _] = &VARIANTS;
         let first = program.stages.iter().position(|stage| matches!(stage.work, Work::Norm(_)));
         let run = first.unwrap()..program.stages.len();
         for i in run.clone() {
