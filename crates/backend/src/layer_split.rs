@@ -104,6 +104,11 @@ impl Backend for LayerSplit {
         }
     }
 
+    /// Of the part that has memory of its own.
+    fn host_bandwidth(&self) -> Result<Option<f64>> {
+        Ok(self.second.host_bandwidth()?.or(self.first.host_bandwidth()?))
+    }
+
     /// The sum of both; loading checks each of them.
     fn available_memory(&self) -> Option<u64> {
         Some(self.first.available_memory()?.saturating_add(self.second.available_memory()?))

@@ -140,7 +140,8 @@ DEVICE void copy_tiles(const CachedWeight &weight, const Fill &fill) {
 // Updates the caches of some layers whose experts rows have chosen: behind the choice, before
 // matmuls read the experts, or at the end of a step. Grid: (any, layers). Each block finds out by
 // itself which experts get slots and copies a part of their tiles; the last one to end stores the
-// layer's new state, which the others have read by then.
+// layer's new state, which the others have read by then. It lets no dependent kernel start early: those
+// prefetch the tables of addresses before they wait for it.
 KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
     extern __shared__ __align__(16) float shared[]; // [3, experts]
     __shared__ Fills fills;

@@ -188,7 +188,7 @@ impl Kernels {
         let modules = Modules::load(device, is_hopper)?;
         let layouts = MmaLayout::ALL.map(|layout| LayoutKernels::load(layout, &modules, is_hopper));
         let Modules { rows, recurrent, sample, gemv_mma, permute_experts, .. } = &modules;
-        let Modules { hyper, select, .. } = &modules;
+        let Modules { hyper, select, expert_cache, .. } = &modules;
         let Modules { decode_attention_mma, prefill_attention, .. } = &modules;
         let prefill = PREFILL_DIMS.map(|dims| {
             prefill_attention.kernel(&format!("prefill_attention_{dims}"), prefill_bytes(dims))
@@ -233,7 +233,7 @@ impl Kernels {
             delta_rule: recurrent.kernel("delta_rule", 0)?,
             read_all: recurrent.kernel("read_all", 0)?,
             all_gather: modules.all_gather.kernel("all_gather", 0)?,
-            update_expert_cache: modules.expert_cache.kernel("update_expert_cache", 0)?,
+            update_expert_cache: expert_cache.kernel("update_expert_cache", MIN_SHARED_BYTES)?,
             mix: hyper.kernel("mix", 0)?,
             hyper_weights: hyper.kernel("hyper_weights", 0)?,
             compress: select.kernel("compress", 0)?,

@@ -147,11 +147,25 @@ impl Cuda {
     fn expert_slots(&self, plan: &Plan, sizes: &Sizes) -> Option<usize> {
         let bytes = |shard| ExpertBytes::of(plan, shard);
         let experts = self.shards().map(bytes).max_by_key(|experts| experts.slot)?;
-        let free = self.available_memory().unwrap_or(u64::MAX) / self.devices.len() as u64;
+        // A limit needs no reserve for the driver.
+        let devices = self.devices.len() as u64;
+        let free =
+            self.free_memory().map_or(u64::MAX, |all| all.saturating_sub(devices * FREE_BYTES));
+        let free = free.min(self.memory_limit.unwrap_or(u64::MAX)) / devices;
         let all = self.shards().map(|shard| weights::bytes(plan, shard, None).device as u64).max();
         let rest = all.unwrap_or(0).saturating_sub(experts.experts as u64 * experts.slot);
-        let others = rest + sizes.state() + sizes.scratch() + FREE_BYTES;
+        let others = rest + sizes.state() + sizes.scratch();
         experts.slots(self.expert_budget, free.saturating_sub(others))
+    }
+
+    /// What all shares can have where they are as large as the least.
+    fn free_memory(&self) -> Option<u64> {
+        let free = self.devices.iter().map(|(device, _)| {
+            let free = device.free_memory().ok()?;
+            Some(free / self.count(device) as u64)
+        });
+        let free: Vec<u64> = free.collect::<Option<_>>()?;
+        Some(free.iter().min()? * free.len() as u64)
     }
 
     /// The shards of all devices.
@@ -297,15 +311,8 @@ impl Backend for Cuda {
         speeds.sum::<Result<f64>>().map(Some)
     }
 
-    /// What all shares can have where they are as large as the least.
     fn available_memory(&self) -> Option<u64> {
-        let free = self.devices.iter().map(|(device, _)| {
-            let free = device.free_memory().ok()?;
-            Some(free / self.count(device) as u64)
-        });
-        let free: Vec<u64> = free.collect::<Option<_>>()?;
-        let all = free.iter().min()? * free.len() as u64;
-        Some(self.memory_limit.map_or(all, |limit| all.min(limit)))
+        self.free_memory().map(|all| all.min(self.memory_limit.unwrap_or(u64::MAX)))
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {

@@ -33,6 +33,7 @@ impl Plan {
         };
         // A weight that several operations read is counted once.
         let mut read = vec![0; self.weights.len()];
+        let mut are_chosen = vec![false; self.weights.len()];
         for (i, op) in self.ops.iter().enumerate() {
             for id in op.weights() {
                 let bytes = self.weight(id).bytes;
@@ -43,7 +44,7 @@ impl Plan {
                     Op::ExpertLinear { route: Some(route), experts, .. } => {
                         let used = self.width(*route) as u64 / 2;
                         read[id.0] = bytes / *experts as u64 * used;
-                        cost.step_expert_bytes += read[id.0];
+                        are_chosen[id.0] = true;
                     }
                     _ => read[id.0] = bytes,
                 }
@@ -59,6 +60,8 @@ impl Plan {
             }
         }
         cost.step_weight_bytes += read.iter().sum::<u64>();
+        let chosen = read.iter().zip(are_chosen).filter(|(_, is_chosen)| *is_chosen);
+        cost.step_expert_bytes = chosen.map(|(bytes, _)| bytes).sum();
         cost
     }
 

@@ -113,7 +113,7 @@ impl Placement {
             Some(_) => ((1.0 - hit_rate) * cost.step_expert_bytes as f64) as u64,
             None => 0,
         };
-        (cost.step_weight_bytes - missed + state, missed)
+        (cost.step_weight_bytes.saturating_sub(missed) + state, missed)
     }
 }
 
@@ -161,26 +161,34 @@ impl ModelFile {
     ///
     /// # Errors
     /// As [`ModelFile::placement`].
-    pub fn alternatives(&self, options: &Options, placement: &Placement) -> Result<Vec<String>> {
+    pub fn alternatives(
+        &self,
+        options: &Options,
+        opened: &dyn Backend,
+        placement: &Placement,
+    ) -> Result<Vec<String>> {
         let mut found = Vec::new();
-        let mut add = |flags: &str, options: &Options| -> Result<()> {
-            if let Some((tokens, bytes)) = self.longest_context(options, placement.context)? {
+        let mut add = |flags: &str, backend: &dyn Backend, options: &Options| -> Result<()> {
+            let longest = self.longest_context(options, backend, placement.context)?;
+            if let Some((tokens, bytes)) = longest {
                 found.push(format!("{flags}--ctx-size {tokens}: {}", human_bytes(bytes)));
             }
             Ok(())
         };
-        add("", options)?;
+        add("", opened, options)?;
         if options.parallel > 1 {
-            add("--parallel 1 ", &Options { parallel: 1, ..options.clone() })?;
+            add("--parallel 1 ", opened, &Options { parallel: 1, ..options.clone() })?;
         }
         if options.step_tokens()? > SMALL_BATCH {
             add(
                 &format!("--batch-size {SMALL_BATCH} "),
+                opened,
                 &Options { batch_size: Some(SMALL_BATCH), ..options.clone() },
             )?;
         }
         if options.kv_type != KvType::Q8_0 && !self.plan.slots.is_empty() {
-            add("--kv-type q8_0 ", &Options { kv_type: KvType::Q8_0, ..options.clone() })?;
+            let options = Options { kv_type: KvType::Q8_0, ..options.clone() };
+            add("--kv-type q8_0 ", backend(&options, &Reporter::default())?.as_ref(), &options)?;
         }
         found.extend(self.smaller_format(placement));
         Ok(found)
@@ -188,13 +196,17 @@ impl ModelFile {
 
     /// The longest context that fits with these options, halved from `most` until it does, and the
     /// bytes of all.
-    fn longest_context(&self, options: &Options, most: usize) -> Result<Option<(usize, u64)>> {
+    fn longest_context(
+        &self,
+        options: &Options,
+        backend: &dyn Backend,
+        most: usize,
+    ) -> Result<Option<(usize, u64)>> {
         let mut file = self.clone().with_reporter(&Reporter::default());
-        let backend = backend(options, file.reporter())?;
         let mut context = most;
         while context >= PAGE_TOKENS {
             let sized = Options { ctx_size: Some(context), ..options.clone() };
-            let placement = file.placement(&sized, backend.as_ref())?;
+            let placement = file.placement(&sized, backend)?;
             if placement.fits() {
                 return Ok(Some((context, total_bytes(&placement.memory))));
             }

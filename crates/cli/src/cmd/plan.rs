@@ -83,6 +83,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let backend = bodkin::backend(&options, file.reporter())?;
     let placement = file.placement(&options, backend.as_ref())?;
     let trace = args.routing.as_deref().map(RoutingTrace::read).transpose()?;
+    ensure!(
+        trace.is_none() || placement.expert_slots.is_some(),
+        "--routing: expected a model whose experts do not all fit on the device, found none"
+    );
     let hit_rate = match placement.expert_slots {
         Some(slots) => hit_rate(slots, trace.as_ref())?,
         None => 1.0,
@@ -90,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let speed = Speed::new(&file.plan, backend.as_ref(), &placement, hit_rate)?;
     let alternatives = match placement.fits() {
         true => Vec::new(),
-        false => file.alternatives(&options, &placement)?,
+        false => file.alternatives(&options, backend.as_ref(), &placement)?,
     };
     let mut out = std::io::stdout().lock();
     if args.json {
