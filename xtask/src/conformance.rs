@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, KvType, Limits, Model, PageTable, Span, conformance};
-use bodkin_cuda::{Cuda, ExpertBudget};
+use bodkin_backend::{
+    Backend, Batch, ExpertBudget, KvType, Limits, Model, PageTable, Span, conformance,
+};
+use bodkin_cuda::Cuda;
 use bodkin_wgpu::Wgpu;
 
 /// Tokens of prompts, and steps after them, of a model's comparison: they cross a KV split's end,

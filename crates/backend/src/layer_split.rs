@@ -128,6 +128,8 @@ impl Backend for LayerSplit {
             scratch_bytes: a.scratch_bytes + b.scratch_bytes,
             cached_expert_bytes: a.cached_expert_bytes + b.cached_expert_bytes,
             host_bytes: a.host_bytes + b.host_bytes,
+            // Layers with fewer slots decide the speed.
+            expert_slots: a.expert_slots.into_iter().chain(b.expert_slots).min(),
         }
     }
 

@@ -12,6 +12,7 @@ mod check;
 pub mod conformance;
 mod device;
 mod error;
+mod expert_budget;
 mod host_sampler;
 mod kv;
 mod layer_split;
@@ -28,6 +29,7 @@ pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use check::{Limits, StepCheck};
 pub use device::{DeviceInfo, DeviceKind};
 pub use error::{Error, Result};
+pub use expert_budget::{EXPERT_SCORE_DECAY, ExpertBudget, ExpertBytes};
 pub use host_sampler::{Forward, HostSampler};
 pub use kv::KvType;
 pub use layer_split::LayerSplit;
@@ -62,6 +64,8 @@ pub struct Memory {
     /// Experts in memory of the host, of a backend with memory of its own. They are not among the
     /// weights.
     pub host_bytes: u64,
+    /// Slots for experts in each layer, if not all experts have room.
+    pub expert_slots: Option<usize>,
 }
 
 /// The matrices of one format in a model's file, as a backend stores them.

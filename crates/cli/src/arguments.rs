@@ -49,7 +49,7 @@ pub(crate) struct Machine {
     /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     pub(crate) gpu_layers: Option<usize>,
-    /// GPU memory for experts, such as 24G or 40%
+    /// Memory for experts on the device, such as 24G or 40%
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = expert_budget)]
     pub(crate) expert_budget: ExpertBudget,
     /// CPU threads [default: all cores]

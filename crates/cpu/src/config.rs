@@ -1,11 +1,12 @@
 //! The configuration of the CPU backend.
 
-use bodkin_backend::{Error, KvType, Result};
+use bodkin_backend::{Error, ExpertBudget, KvType, Result};
 
+use crate::host::available_memory;
 use crate::isa::Isa;
 
 /// How to use this machine's cores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cpu {
     /// Threads that compute; the caller of a step is one of them.
     pub threads: usize,
@@ -24,6 +25,11 @@ pub struct Cpu {
     pub skip_inputs: bool,
     /// The type of the KV cache.
     pub kv_type: KvType,
+    /// How much memory the experts of a model may take. The others are read from the file when
+    /// tokens choose them, with the same results.
+    pub expert_budget: ExpertBudget,
+    /// The most bytes that a model may take; what is free by default.
+    pub memory_limit: Option<u64>,
 }
 
 /// Whether weights of sparse formats are stored without their zeros. The results are bit-identical.
@@ -47,9 +53,22 @@ impl Cpu {
             return Err(Error::Config(format!("expected 1 to 1024 threads, found {threads}")));
         }
         let isa = Isa::from_env().map_err(Error::Config)?;
-        let (fusions, sparse) = (Fusions::ALL, Sparse::Auto);
-        let (repack, skip_inputs, kv_type) = (true, false, KvType::Auto);
-        Ok(Cpu { threads, isa, fusions, repack, sparse, skip_inputs, kv_type })
+        Ok(Cpu {
+            threads,
+            isa,
+            fusions: Fusions::ALL,
+            repack: true,
+            sparse: Sparse::Auto,
+            skip_inputs: false,
+            kv_type: KvType::Auto,
+            expert_budget: ExpertBudget::Auto,
+            memory_limit: None,
+        })
+    }
+
+    /// Bytes that a model can have, if the system says or a limit is set.
+    pub(crate) fn free_memory(&self) -> Option<u64> {
+        available_memory().into_iter().chain(self.memory_limit).min()
     }
 }
 

@@ -7,6 +7,8 @@ use crate::shared::Shared;
 pub(crate) struct PermutationTables {
     /// `[experts + 1]`: the offsets of each expert's pairs.
     starts: Vec<u32>,
+    /// `[experts]`: the experts that have pairs, in the order in which threads take them.
+    order: Vec<u32>,
     /// `[tokens * used]`: the pairs sorted by expert; pair `p` belongs to token `p / used`.
     pairs: Vec<u32>,
     /// `[tokens * used]`: the inverse, the sorted position of each pair.
@@ -23,6 +25,7 @@ pub(crate) struct PermutationTables {
 #[derive(Clone, Copy)]
 pub(crate) struct PermutationView {
     pub(crate) starts: Shared<u32>,
+    pub(crate) order: Shared<u32>,
     pub(crate) pairs: Shared<u32>,
     pub(crate) places: Shared<u32>,
     pub(crate) counts: Shared<u64>,
@@ -39,6 +42,7 @@ impl PermutationTables {
         let pairs = tokens * permutation.used;
         PermutationTables {
             starts: vec![0; permutation.experts + 1],
+            order: vec![0; permutation.experts],
             pairs: vec![0; pairs],
             places: vec![0; pairs],
             counts: vec![0; permutation.experts],
@@ -49,12 +53,13 @@ impl PermutationTables {
 
     /// Bytes of the tables.
     pub(crate) fn bytes(permutation: &ExpertPermutation, tokens: usize, threads: usize) -> usize {
-        8 * tokens * permutation.used + (12 + 8 * threads) * permutation.experts + 12
+        8 * tokens * permutation.used + (16 + 8 * threads) * permutation.experts + 12
     }
 
     pub(crate) fn view(&mut self) -> PermutationView {
         PermutationView {
             starts: Shared::new(&mut self.starts),
+            order: Shared::new(&mut self.order),
             pairs: Shared::new(&mut self.pairs),
             places: Shared::new(&mut self.places),
             counts: Shared::new(&mut self.counts),
@@ -96,6 +101,13 @@ impl PermutationView {
         let all = unsafe { self.seconds.part(0..self.seconds.len()) };
         let of = |expert: usize| all[expert..].iter().step_by(experts).sum();
         (0..experts).map(of).collect()
+    }
+
+    /// The experts that have pairs, in the order in which threads take them.
+    pub(crate) fn order<'a>(self) -> &'a [u32] {
+        let chosen = self.starts().windows(2).filter(|w| w[0] < w[1]).count();
+        // SAFETY: only the permute stage writes them, before a barrier.
+        unsafe { self.order.part(0..chosen) }
     }
 
     /// The offsets of each expert's pairs.

@@ -5,6 +5,7 @@
 mod amx;
 mod autotune;
 mod config;
+mod expert_cache;
 mod expert_permutation;
 mod host;
 mod isa;
@@ -67,7 +68,7 @@ impl Backend for Cpu {
     }
 
     fn available_memory(&self) -> Option<u64> {
-        host::available_memory()
+        self.free_memory()
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
@@ -94,7 +95,13 @@ impl Backend for Cpu {
         }
         let failed = |e| Error::Config(format!("cannot start {} threads: {e}", self.threads));
         let mut pool = pool::Pool::new(self.threads).map_err(failed)?;
-        let weights = weights::load(self, &plan, file, &mut pool, progress);
+        let slots = model::expert_slots(self, &plan, limits);
+        if let Some(weight) = expert_cache::derived_weight(&plan, file).filter(|_| slots.is_some())
+        {
+            let what = format!("a cache of experts that are converted when read (`{weight}`)");
+            return Err(Error::Unsupported { backend: self.name(), what });
+        }
+        let weights = weights::load(self, &plan, file, slots, &mut pool, progress);
         Ok(Box::new(model::CpuModel::new(self, plan, file, limits, pool, weights)))
     }
 }

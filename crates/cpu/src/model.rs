@@ -11,6 +11,7 @@ use bodkin_gguf::File;
 use bodkin_model::{Entries, Op, Plan, RecurrentState, Rope, RopeTable, WeightId};
 
 use crate::config::{Cpu, Fusions, Sparse};
+use crate::expert_cache::{self, ExpertCache, can_be_cached, expert_bytes};
 use crate::expert_permutation::{PermutationTables, PermutationView};
 use crate::isa::Isa;
 use crate::kv::{KvDtype, KvLayout, KvPages, KvView};
@@ -29,7 +30,7 @@ use crate::step::context::{ObserveFn, StepContext};
 use crate::step::{gathered_scratch_len, partials_len, scratch_len, select_scratch_len};
 use crate::trace::Trace;
 use crate::vector::LANES;
-use crate::weights::{EmbeddingTables, LoadedWeight, is_column_major, thresholded, uses};
+use crate::weights::{EmbeddingTables, LoadedWeight, Weights, is_column_major, thresholded, uses};
 
 /// The sizes of buffers that the largest step needs.
 struct Sizes {
@@ -54,6 +55,8 @@ pub(crate) struct CpuModel {
     weights: Vec<LoadedWeight>,
     tables: EmbeddingTables,
     weight_layouts: Vec<WeightLayout>,
+    /// The cache of each expert permutation, if its experts have one.
+    caches: Vec<Option<ExpertCache>>,
     ropes: Vec<RopeTable>,
     window_indices: Vec<usize>,
     memory: ModelMemory,
@@ -194,9 +197,27 @@ fn sizes(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Sizes {
 
 /// The bytes that a model will hold.
 pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
-    let threads = cpu.threads;
-    let sizes = sizes(cpu, plan, limits);
+    let slots = expert_slots(cpu, plan, limits);
+    let cached = slots.map_or(0, |slots| slots as u64 * expert_bytes(plan).slot);
+    Memory {
+        weight_bytes: weight_bytes(cpu, plan, slots.is_some()) + cached,
+        cached_expert_bytes: cached,
+        expert_slots: slots,
+        ..memory_besides_weights(cpu, plan, limits)
+    }
+}
+
+/// The slots for experts in each layer, or none if all have room.
+pub(crate) fn expert_slots(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Option<usize> {
+    let Memory { state_bytes, scratch_bytes, .. } = memory_besides_weights(cpu, plan, limits);
+    let others = weight_bytes(cpu, plan, true) + state_bytes + scratch_bytes;
+    expert_cache::slots(cpu, plan, others)
+}
+
+/// Bytes of the weights, without experts that can be cached if they are.
+fn weight_bytes(cpu: &Cpu, plan: &Plan, are_cached: bool) -> u64 {
     let thresholded = thresholded(cpu, plan);
+    let can_be_cached = can_be_cached(plan);
     let weights = plan.weights.iter().zip(uses(plan)).enumerate().map(|(id, (w, uses))| {
         let is_column_major = thresholded.contains(&WeightId(id)) && is_column_major(cpu, w);
         let multiple = if is_column_major { PackedWeight::GROUP_ROWS } else { 1 };
@@ -206,7 +227,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
         // Two lists of 4-bit codes share their bytes: where one is longer, packing adds a little.
         let sparse = w.bytes + w.bytes / 16;
         let matrices = match (w.format.base().is_some(), cpu.sparse) {
-            _ if uses.matrices == 0 => 0,
+            _ if uses.matrices == 0 || (are_cached && can_be_cached[id]) => 0,
             (true, Sparse::Always) => sparse,
             (true, Sparse::Auto) => dense.max(sparse),
             (false, _) if !cpu.repack => 0,
@@ -215,10 +236,16 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
         let vector = 4 * (w.rows * w.cols) as u64;
         matrices + u64::from(uses.vector) * vector
     });
+    weights.sum()
+}
+
+/// The bytes of state and scratch.
+fn memory_besides_weights(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
+    let (threads, sizes) = (cpu.threads, sizes(cpu, plan, limits));
     let pages = plan.slots.iter().zip(plan.window_indices());
     let buffers = plan.buffers().bytes(limits.tokens);
     // Only ropes and permutations are read, which do not depend on fusions.
-    let program = lower(plan, cpu.isa, Fusions::ALL, &thresholded);
+    let program = lower(plan, cpu.isa, Fusions::ALL, &thresholded(cpu, plan));
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
     let permutations =
         program.permutations.iter().map(|p| PermutationTables::bytes(p, limits.tokens, threads));
@@ -226,7 +253,6 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
     let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + permutations;
     let logits = 4 * limits.outputs * plan.output_width();
     Memory {
-        weight_bytes: weights.sum(),
         state_bytes: pages
             .map(|(slot, window_index)| {
                 let layout = KvLayout::new(slot, KvDtype::of(cpu.kv_type, plan, slot));
@@ -247,7 +273,7 @@ impl CpuModel {
         file: &Arc<File>,
         limits: &Limits,
         pool: Pool,
-        (weights, weight_layouts): (Vec<LoadedWeight>, Vec<WeightLayout>),
+        Weights { weights, layouts, caches }: Weights,
     ) -> CpuModel {
         let thresholded = thresholded(cpu, &plan);
         let program = lower(&plan, cpu.isa, cpu.fusions, &thresholded);
@@ -256,6 +282,9 @@ impl CpuModel {
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
         let table = |rope: &Rope| rope.table(rope.factors.map(vector));
         let ropes = program.ropes.iter().map(table).collect();
+        let mut caches = caches.into_iter().peekable();
+        let routed = program.permutations.iter().map(|permutation| permutation.route.is_some());
+        let caches = routed.map(|is_routed| caches.next_if(|_| is_routed).flatten()).collect();
         CpuModel {
             window_indices: plan.window_indices(),
             positions: Vec::with_capacity(limits.tokens),
@@ -273,16 +302,19 @@ impl CpuModel {
             program,
             pool,
             weights,
-            weight_layouts,
+            weight_layouts: layouts,
+            caches,
             ropes,
             memory,
         }
     }
 
-    /// The permutation of each routing of the plan.
-    fn routed(&self) -> impl Iterator<Item = PermutationView> {
-        let routed = self.program.permutations.iter().zip(&self.memory.permutations);
-        routed.filter(|(permutation, _)| permutation.route.is_some()).map(|(_, view)| *view)
+    /// The permutation of each routing of the plan, and its cache.
+    fn routed(&self) -> impl Iterator<Item = (PermutationView, Option<&ExpertCache>)> {
+        let views = self.memory.permutations.iter().zip(&self.caches);
+        let routed = self.program.permutations.iter().zip(views);
+        let routed = routed.filter(|(permutation, _)| permutation.route.is_some());
+        routed.map(|(_, (view, cache))| (*view, cache.as_ref()))
     }
 
     /// Computes the logits of all outputs of a batch.
@@ -315,6 +347,7 @@ impl CpuModel {
             kv: &self.memory.kv,
             states: &self.memory.states.views,
             permutations: &self.memory.permutations,
+            caches: &self.caches,
             window_indices: &self.window_indices,
             ropes: &self.ropes,
             angles: &self.memory.angles,
@@ -332,6 +365,7 @@ impl CpuModel {
             trace: self.trace.as_ref(),
         };
         self.pool.run(&|worker| step.run(worker));
+        self.caches.iter().flatten().for_each(|cache| cache.after_step(&self.file));
         self.tables.after_step(&self.file, &self.plan, batch.tokens.len());
     }
 }
@@ -372,9 +406,9 @@ impl Model for CpuModel {
     fn stats(&self) -> ModelStats {
         let routed = self.plan.routed_layers().into_iter().zip(self.routed());
         // SAFETY: a step borrows the model for as long as it runs.
-        let experts = routed.map(|(layer, view)| unsafe {
+        let experts = routed.map(|(layer, (view, cache))| unsafe {
             let (counts, seconds) = (view.counts().to_vec(), view.seconds());
-            ExpertStats { layer, counts, seconds, cache: None }
+            ExpertStats { layer, counts, seconds, cache: cache.map(ExpertCache::stats) }
         });
         let (weights, permutations) = (&self.weights, &self.memory.permutations);
         let stages = |times: &Times| times.stages(&self.plan, &self.program, weights, permutations);

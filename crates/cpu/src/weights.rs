@@ -10,19 +10,47 @@ use bodkin_model::{Op, Plan, Weight, WeightId};
 
 use crate::autotune::{pack_dense, pack_sparse, speedup};
 use crate::config::{Cpu, Sparse};
+use crate::expert_cache::{ExpertCache, can_be_cached};
 use crate::linear::{
     ActivationFormat, PackedLayout, PackedWeight, SourceRows, float_layout, has_columns,
     pack_columns,
 };
 use crate::pool::Pool;
+use crate::shared::Shared;
 
 /// A weight in every representation that the plan uses.
 #[derive(Default)]
 pub(crate) struct LoadedWeight {
     /// For matmuls: one matrix, or one per expert.
     pub(crate) matrices: Vec<PackedWeight>,
+    /// Where not all experts have room, and `matrices` are in the file: packed ones.
+    pub(crate) slots: Vec<WeightSlot>,
     /// For everything else, in f32.
     pub(crate) vector: Option<Vec<f32>>,
+}
+
+/// A packed matrix that steps replace.
+pub(crate) struct WeightSlot {
+    /// What matmuls read.
+    pub(crate) matrix: PackedWeight,
+    /// Its panels, to write to.
+    pub(crate) panels: Shared<u8>,
+}
+
+impl LoadedWeight {
+    /// Memory for some of the matrices.
+    fn slots_for(&self, count: usize) -> Vec<WeightSlot> {
+        let slots = self.matrices.iter().take(count);
+        slots.map(|m| WeightSlot::new(m.layout(), m.rows(), m.cols())).collect()
+    }
+}
+
+impl WeightSlot {
+    fn new(layout: PackedLayout, rows: usize, cols: usize) -> WeightSlot {
+        let mut matrix = PackedWeight::zeroed(layout, rows, cols);
+        let panels = Shared::new(matrix.panels_mut().expect("it is dense"));
+        WeightSlot { matrix, panels }
+    }
 }
 
 /// How the plan uses a weight.
@@ -60,25 +88,37 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
     uses
 }
 
-/// Loads all weights on all threads, and returns the layouts chosen for the sparse ones. With
-/// `cpu.repack`, each matrix is packed into memory and its file pages are released before the next,
+/// The weights of a model.
+pub(crate) struct Weights {
+    pub(crate) weights: Vec<LoadedWeight>,
+    /// The layouts chosen for the sparse ones.
+    pub(crate) layouts: Vec<WeightLayout>,
+    /// The caches of all routings, in order.
+    pub(crate) caches: Vec<Option<ExpertCache>>,
+}
+
+/// Loads all weights on all threads. With `cpu.repack`, each matrix is packed into memory and its file pages are released before the next,
 /// so that memory never holds both. Without, matrices stay in the file and each matmul packs them,
-/// unless their format is sparse.
+/// unless their format is sparse. With `slots`, experts stay there too, and so many of each layer
+/// get memory.
 pub(crate) fn load(
     cpu: &Cpu,
     plan: &Plan,
     file: &Arc<File>,
+    slots: Option<usize>,
     pool: &mut Pool,
     progress: Progress<'_>,
-) -> (Vec<LoadedWeight>, Vec<WeightLayout>) {
+) -> Weights {
     let total = plan.cost().weight_bytes;
     let mut done = 0;
     let mut weights = Vec::with_capacity(plan.weights.len());
-    let mut weight_layouts = Vec::new();
+    let mut layouts = Vec::new();
     let mut speedups = Speedups::default();
     let thresholded = thresholded(cpu, plan);
+    let can_be_cached = can_be_cached(plan);
     for (id, (weight, uses)) in plan.weights.iter().zip(uses(plan)).enumerate() {
         let tensor = tensor(file, weight);
+        let slots = slots.filter(|_| can_be_cached[id]);
         let bytes = &*file.read(tensor);
         let mut loaded = LoadedWeight::default();
         if uses.matrices > 0 {
@@ -89,12 +129,13 @@ pub(crate) fn load(
                 let source = SourceRows::new(weight.format, bytes, weight.rows);
                 let layout = PackedLayout::planned(weight.format);
                 vec![pack_columns(layout, source, weight.rows, weight.cols)]
-            } else if cpu.repack || choice.is_some() {
+            } else if (cpu.repack && slots.is_none()) || choice.is_some() {
                 pack(weight, bytes, uses.matrices, is_sparse, pool)
             } else {
                 map_from_file(weight, file, uses.matrices)
             };
-            weight_layouts.extend(choice);
+            loaded.slots = loaded.slots_for(slots.unwrap_or(0));
+            layouts.extend(choice);
         }
         if uses.vector {
             let mut values = vec![0.0; weight.cols * weight.rows];
@@ -111,7 +152,7 @@ pub(crate) fn load(
         done += weight.bytes;
         progress(done, total);
     }
-    (weights, weight_layouts)
+    Weights { weights, layouts, caches: ExpertCache::all(plan, file, slots) }
 }
 
 /// The weights of the linears whose inputs have thresholds.
@@ -159,6 +200,12 @@ fn choose_sparse(
     Some(WeightLayout { weight, format, sparse, speedup: measured })
 }
 
+/// The packed layout of all matrices of a weight.
+fn layout_of(weight: &Weight, bytes: &[u8]) -> PackedLayout {
+    let native = PackedLayout::native(weight.format);
+    native.unwrap_or_else(|| float_layout(weight.format, bytes, weight.cols))
+}
+
 /// Packs the `count` matrices of a weight.
 fn pack(
     weight: &Weight,
@@ -167,8 +214,7 @@ fn pack(
     is_sparse: bool,
     pool: &mut Pool,
 ) -> Vec<PackedWeight> {
-    let layout = PackedLayout::native(weight.format);
-    let layout = layout.unwrap_or_else(|| float_layout(weight.format, bytes, weight.cols));
+    let layout = layout_of(weight, bytes);
     let (rows, cols) = (weight.rows / count, weight.cols);
     let source = SourceRows::new(weight.format, bytes, weight.rows);
     let matrix = |i: usize| match is_sparse {
@@ -194,10 +240,11 @@ impl AsRef<[u8]> for Part {
 /// The `count` matrices of a weight, unpacked in the file.
 fn map_from_file(weight: &Weight, file: &Arc<File>, count: usize) -> Vec<PackedWeight> {
     let (rows, len) = (weight.rows / count, weight.bytes as usize / count);
+    let layout = layout_of(weight, file.data(tensor(file, weight)));
     let matrix = |i: usize| {
         let (file, tensor) = (Arc::clone(file), tensor(file, weight).clone());
         let part = Part { file, tensor, bytes: i * len..(i + 1) * len };
-        PackedWeight::unpacked(weight.format, Box::new(part), rows, weight.cols)
+        PackedWeight::unpacked(layout, (Box::new(part), weight.format), rows, weight.cols)
     };
     (0..count).map(matrix).collect()
 }
@@ -240,7 +287,8 @@ pub(crate) fn read_row(file: &File, weight: &Weight, row: usize, out: &mut [f32]
     weight.format.dequantize_row(weight.format.row(bytes, weight.rows, row), out);
 }
 
-fn tensor<'a>(file: &'a File, weight: &Weight) -> &'a Tensor {
+/// The tensor of a weight.
+pub(crate) fn tensor<'a>(file: &'a File, weight: &Weight) -> &'a Tensor {
     file.tensor(&weight.name).expect("the plan was made from this file")
 }
 

@@ -13,7 +13,7 @@ use bodkin_backend::{
     Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, PageTable, RowOutput, SamplingParams, Span,
     Step,
 };
-use bodkin_cpu::{Cpu, Fusions, Isa, Sparse};
+use bodkin_cpu::{Cpu, Isa, Sparse};
 use bodkin_gguf::File;
 
 struct Counting;
@@ -60,13 +60,11 @@ fn steps_allocate_nothing() {
                 count(
                     model,
                     &Cpu {
-                        threads,
                         isa,
-                        fusions: Fusions::ALL,
-                        repack: true,
                         sparse: Sparse::Always,
                         skip_inputs: threads == 2,
                         kv_type: [KvType::Auto, KvType::Q8_0][threads - 1],
+                        ..Cpu::new(Some(threads)).unwrap()
                     },
                 );
             }

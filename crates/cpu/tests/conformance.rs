@@ -1,7 +1,7 @@
 //! The CPU against the reference interpreter on every instruction set, and the settings that must
 //! not change a bit.
 
-use bodkin_backend::{KvType, conformance};
+use bodkin_backend::{ExpertBudget, KvType, conformance};
 use bodkin_cpu::{Cpu, Fusions, Isa, Sparse};
 
 const ROWS: Fusions = Fusions { rows: true, ..Fusions::NONE };
@@ -16,6 +16,8 @@ fn cpu(threads: usize, isa: Isa) -> Cpu {
         sparse: Sparse::Always,
         skip_inputs: false,
         kv_type: KvType::Auto,
+        expert_budget: ExpertBudget::Auto,
+        memory_limit: None,
     }
 }
 
@@ -62,22 +64,23 @@ fn threads_conform() {
 }
 
 #[test]
-fn threads_fusions_repacking_and_zeros_change_no_bit() {
+fn threads_fusions_repacking_zeros_and_cached_experts_change_no_bit() {
     for isa in Isa::available() {
         let wanted = conformance::logits(&cpu(1, isa)).unwrap();
-        for (threads, fusions, repack, sparse) in [
-            (1, Fusions::NONE, true, Sparse::Never),
-            (1, ROWS, true, Sparse::Always),
-            (1, SIBLINGS, true, Sparse::Auto),
-            (2, Fusions::ALL, true, Sparse::Always),
-            (2, Fusions::NONE, false, Sparse::Never),
-            (3, Fusions::ALL, false, Sparse::Auto),
-            (3, ROWS, true, Sparse::Always),
-            (3, SIBLINGS, true, Sparse::Never),
+        for (threads, fusions, repack, sparse, experts) in [
+            (1, Fusions::NONE, true, Sparse::Never, 0.5),
+            (1, ROWS, true, Sparse::Always, 1.0),
+            (1, SIBLINGS, true, Sparse::Auto, 0.0),
+            (2, Fusions::ALL, true, Sparse::Always, 0.0),
+            (2, Fusions::NONE, false, Sparse::Never, 1.0),
+            (3, Fusions::ALL, false, Sparse::Auto, 0.5),
+            (3, ROWS, true, Sparse::Always, 0.5),
+            (3, SIBLINGS, true, Sparse::Never, 1.0),
         ] {
             let skip_inputs = threads == 3;
-            let kv_type = KvType::Auto;
-            let setting = Cpu { threads, isa, fusions, repack, sparse, skip_inputs, kv_type };
+            let expert_budget = ExpertBudget::Share(experts);
+            let setting = cpu(threads, isa);
+            let setting = Cpu { fusions, repack, sparse, skip_inputs, expert_budget, ..setting };
             let found = conformance::logits(&setting).unwrap();
             assert_eq!(found.len(), wanted.len());
             for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {

@@ -222,7 +222,8 @@ fn blocks_of_a_large_matmul_change_no_result() {
     for layout in [PackedLayout::Q4_K, PackedLayout::F16, PackedLayout::BF16] {
         let bytes = random_weight(layout.format(), rows, cols, &mut noise);
         let weight = PackedWeight::pack(layout.format(), &bytes, rows, cols);
-        let source = PackedWeight::unpacked(layout.format(), Box::new(bytes), rows, cols);
+        let source = (Box::new(bytes) as _, layout.format());
+        let source = PackedWeight::unpacked(layout, source, rows, cols);
         let x = noise.normals(tokens * cols);
         for (isa, format) in isas_and_formats(layout) {
             let found = whole(isa, &weight, &filled(isa, format, &x, cols));

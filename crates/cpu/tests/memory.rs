@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-use bodkin_backend::{Backend, KvType, Limits, Memory};
+use bodkin_backend::{Backend, ExpertBudget, KvType, Limits, Memory};
 use bodkin_cpu::{Cpu, mapped_bytes};
 use bodkin_gguf::{File, Format, Metadata, Value, Writer};
 use bodkin_model::Plan;
@@ -76,10 +76,16 @@ fn estimates_are_close_to_allocations() {
         let line = format!("{name} {kv} {} threads: {estimate} {held} {share:.4}\n", cpu.threads);
         report.push_str(&line);
     };
-    let cpus = [(1, KvType::Auto, true), (2, KvType::Q8_0, true), (2, KvType::F16, false)];
-    let cpus = cpus.map(|(threads, kv_type, repack)| Cpu {
+    let cpus = [
+        (1, KvType::Auto, true, 1.0),
+        (2, KvType::Q8_0, true, 0.5),
+        (2, KvType::F16, false, 1.0),
+        (2, KvType::F16, false, 0.0),
+    ];
+    let cpus = cpus.map(|(threads, kv_type, repack, experts)| Cpu {
         kv_type,
         repack,
+        expert_budget: ExpertBudget::Share(experts),
         ..Cpu::new(Some(threads)).unwrap()
     });
     for model in MODELS {

@@ -110,7 +110,7 @@ shared! {
     /// Sampled where a row's logits are not finite.
     NO_TOKEN: u32 = u32::MAX;
     /// Multiplies an expert's score in the cache of experts at each update.
-    EXPERT_SCORE_DECAY: f32 = 0.8;
+    EXPERT_SCORE_DECAY: f32 = bodkin_backend::EXPERT_SCORE_DECAY;
     /// Experts of a layer that an update copies to the device, at most.
     MAX_FILLS: usize = 32;
     /// Counters of a layer's cache of experts.

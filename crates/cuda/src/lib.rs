@@ -29,16 +29,15 @@ mod weights;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
-    StoredFormat,
+    Backend, DeviceInfo, DeviceKind, Error, ExpertBudget, KvType, Limits, Memory, Model, Progress,
+    Result, StoredFormat,
 };
 use bodkin_gguf::File;
 use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
 
 use constants::{MAX_PEERS, MAX_RULE_DIM, MAX_SCAN_STATE};
 use driver::Device;
-pub use expert_budget::ExpertBudget;
-use expert_budget::ExpertBytes;
+use expert_budget::expert_bytes;
 pub use header::kernel_headers;
 use kernels::Kernels;
 use kv_layout::KvLayout;
@@ -145,7 +144,7 @@ impl Cuda {
 
     /// The slots for experts in each layer of a model, or none if all experts are on the device.
     fn expert_slots(&self, plan: &Plan, sizes: &Sizes) -> Option<usize> {
-        let bytes = |shard| ExpertBytes::of(plan, shard);
+        let bytes = |shard| expert_bytes(plan, shard);
         let experts = self.shards().map(bytes).max_by_key(|experts| experts.slot)?;
         // A limit needs no reserve for the driver.
         let devices = self.devices.len() as u64;
@@ -330,6 +329,7 @@ impl Backend for Cuda {
             scratch_bytes: devices * sizes.scratch(),
             cached_expert_bytes: devices * weights.slots as u64,
             host_bytes: devices * weights.host as u64,
+            expert_slots: slots,
         }
     }
 

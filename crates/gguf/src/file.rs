@@ -7,6 +7,7 @@ mod map;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -145,8 +146,41 @@ impl File {
     /// # Panics
     /// If the tensor is not from this file.
     pub fn release(&self, tensor: &Tensor) {
-        if let Bytes::Mapped(map) = &self.shards[tensor.shard] {
-            map.release(tensor.offset as usize, tensor.bytes as usize);
+        self.release_part(tensor, 0..tensor.bytes as usize);
+    }
+
+    /// As [`File::release`], of some of the tensor's bytes.
+    ///
+    /// # Panics
+    /// If the tensor is not from this file, or has fewer bytes.
+    pub fn release_part(&self, tensor: &Tensor, bytes: Range<usize>) {
+        if let Some((map, offset)) = self.mapped(tensor, &bytes) {
+            map.release(offset, bytes.len());
+        }
+    }
+
+    /// Whether the data of a tensor are made of others when they are read.
+    pub fn is_derived(&self, tensor: &Tensor) -> bool {
+        matches!(self.shards[tensor.shard], Bytes::Derived(_))
+    }
+
+    /// Tells the system to read mapped pages that hold some bytes of a tensor, without waiting for
+    /// them (`madvise`).
+    ///
+    /// # Panics
+    /// As [`File::release_part`].
+    pub fn will_need(&self, tensor: &Tensor, bytes: Range<usize>) {
+        if let Some((map, offset)) = self.mapped(tensor, &bytes) {
+            map.will_need(offset, bytes.len());
+        }
+    }
+
+    /// The map that holds some bytes of a tensor, and where in it they begin.
+    fn mapped(&self, tensor: &Tensor, bytes: &Range<usize>) -> Option<(&Map, usize)> {
+        assert!(bytes.end <= tensor.bytes as usize, "{} has {} bytes", tensor.name, tensor.bytes);
+        match &self.shards[tensor.shard] {
+            Bytes::Mapped(map) => Some((map, tensor.offset as usize + bytes.start)),
+            Bytes::Owned(_) | Bytes::Derived(_) => None,
         }
     }
 

@@ -1,8 +1,8 @@
 //! The only list of backends.
 
-use bodkin_backend::{Backend, LayerSplit, Mock};
+use bodkin_backend::{Backend, ExpertBudget, LayerSplit, Mock};
 use bodkin_cpu::{Cpu, Sparse};
-use bodkin_cuda::{Cuda, ExpertBudget};
+use bodkin_cuda::Cuda;
 use bodkin_wgpu::Wgpu;
 
 use crate::activation_sparsity::ActivationSparsity;
@@ -68,18 +68,19 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
                 return Err(Error::option("gpu_layers", expected, format!("`{device}`")));
             }
         };
-        return Ok(Box::new(LayerSplit::new(cpu(options, reporter)?, gpu, layers)));
+        // The budget is that of the GPU.
+        let options = Options { expert_budget: ExpertBudget::Auto, ..options.clone() };
+        return Ok(Box::new(LayerSplit::new(cpu(&options, reporter)?, gpu, layers)));
     }
     let sparse_is_set = !matches!(options.sparse, Sparse::Auto);
     let has_budget = options.expert_budget != ExpertBudget::Auto;
-    let expects_cuda = || {
-        let found = format!("`{device}`");
-        Err(Error::option("expert_budget", "device `auto` or `cuda[:N,..]`", found))
-    };
     let implies_cpu =
         options.threads.is_some() || options.no_repack || sparse_is_set || skips_inputs;
     match kind {
-        ("cpu" | "wgpu", _) if has_budget => expects_cuda(),
+        ("wgpu", _) if has_budget => {
+            let expected = "device `auto`, `cpu` or `cuda[:N,..]`";
+            Err(Error::option("expert_budget", expected, format!("`{device}`")))
+        }
         ("cpu", "") => cpu(options, reporter),
         ("auto", "") if !Cuda::is_installed() => cpu(options, reporter),
         ("auto", "") if implies_cpu => {
@@ -116,6 +117,8 @@ fn cpu(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
         sparse: options.sparse,
         skip_inputs: options.activation_sparsity.is_some(),
         kv_type: options.kv_type,
+        expert_budget: options.expert_budget,
+        memory_limit: options.memory_bytes,
         ..cpu
     });
     Ok(match options.activation_sparsity {

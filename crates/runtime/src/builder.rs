@@ -1,8 +1,7 @@
 //! The options of a load, one method each.
 
-use bodkin_backend::KvType;
+use bodkin_backend::{ExpertBudget, KvType};
 use bodkin_cpu::Sparse;
-use bodkin_cuda::ExpertBudget;
 
 use crate::error::Result;
 use crate::model_file::ModelFile;
@@ -45,7 +44,7 @@ impl Builder {
         self
     }
 
-    /// Sets how much memory of a GPU the experts of a model may take.
+    /// Sets how much memory of the device the experts of a model may take.
     pub fn expert_budget(mut self, budget: ExpertBudget) -> Builder {
         self.options.expert_budget = budget;
         self

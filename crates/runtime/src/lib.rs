@@ -83,9 +83,8 @@ pub use placement::{ExpertSlots, Placement};
 pub use progress::{Phase, Progress, Reporter};
 pub use scorer::Scorer;
 
-pub use bodkin_backend::{DeviceKind, KvType};
+pub use bodkin_backend::{DeviceKind, ExpertBudget, KvType};
 pub use bodkin_cpu::Sparse;
-pub use bodkin_cuda::ExpertBudget;
 pub use bodkin_engine::{
     Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, Timings, Usage,
 };

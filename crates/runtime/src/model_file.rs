@@ -345,9 +345,8 @@ impl ModelFile {
         if total_bytes(&memory) > available_bytes {
             return Err(Error::OutOfMemory { model: self.name.clone(), memory, available_bytes });
         }
-        if memory.host_bytes > 0 {
-            self.check_host_memory(&memory)?;
-        }
+        self.check_host_memory(&memory)?;
+        self.note_experts(&memory);
         let bytes = self.plan.cost().weight_bytes;
         let phase =
             (bytes > MIN_REPORTED_BYTES).then(|| self.reporter.begin("loading", Some(bytes)));
@@ -362,8 +361,7 @@ impl ModelFile {
         Ok(model)
     }
 
-    /// Checks that the host has memory for the experts that are not on the device, and says where
-    /// they are.
+    /// Checks that the host has memory for the experts that are not on the device.
     fn check_host_memory(&self, memory: &Memory) -> Result<()> {
         let available = bodkin_cpu::available_memory().unwrap_or(u64::MAX);
         if memory.host_bytes > available {
@@ -373,12 +371,23 @@ impl ModelFile {
                 available_bytes: available,
             });
         }
-        self.reporter.note(&format!(
-            "experts: {} in memory of the host, {} of them also on the device",
-            human_bytes(memory.host_bytes),
-            human_bytes(memory.cached_expert_bytes),
-        ));
         Ok(())
+    }
+
+    /// Says where the experts are if they do not all have room.
+    fn note_experts(&self, memory: &Memory) {
+        let cached = human_bytes(memory.cached_expert_bytes);
+        match (memory.expert_slots, memory.host_bytes) {
+            (None, _) => {}
+            (Some(slots), 0) => self.reporter.note(&format!(
+                "experts: {cached} in memory, {slots} of each layer; the others are read from the \
+                 file when they are needed"
+            )),
+            (Some(_), host) => self.reporter.note(&format!(
+                "experts: {} in memory of the host, {cached} of them also on the device",
+                human_bytes(host),
+            )),
+        }
     }
 }
 

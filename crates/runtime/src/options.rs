@@ -2,9 +2,8 @@
 
 use std::path::PathBuf;
 
-use bodkin_backend::{Backend, DeviceKind, KvType};
+use bodkin_backend::{Backend, DeviceKind, ExpertBudget, KvType};
 use bodkin_cpu::Sparse;
-use bodkin_cuda::ExpertBudget;
 
 use crate::embeddings::EmbeddingOptions;
 use crate::error::{Error, Result};
@@ -28,8 +27,8 @@ pub struct Options {
     pub device: String,
     /// Put only the last layers on the GPU, and the others on the CPU.
     pub gpu_layers: Option<usize>,
-    /// How much memory of a GPU the experts of a model may take; the others stay in memory of the
-    /// host, from where the GPU reads them.
+    /// How much memory of a device the experts of a model may take. A GPU reads the others from
+    /// memory of the host, a CPU from the file.
     pub expert_budget: ExpertBudget,
     /// CPU threads; all cores by default.
     pub threads: Option<usize>,

@@ -132,19 +132,12 @@ fn kv_by_window(plan: &Plan, backend: &dyn Backend, limits: &Limits) -> Vec<(Opt
 }
 
 fn expert_slots(plan: &Plan, memory: &Memory) -> Option<ExpertSlots> {
-    if memory.host_bytes == 0 {
-        return None;
-    }
-    let routed = plan.routed_weights();
+    let slots = memory.expert_slots?;
     let experts = plan.ops.iter().filter_map(|op| match op {
         bodkin_model::Op::Route { routing, .. } => Some(routing.experts),
         _ => None,
     });
-    let experts = experts.max()?;
-    // All slots of a layer are of its experts' size.
-    let share = memory.cached_expert_bytes as f64 / memory.host_bytes as f64;
-    let slots = (share * experts as f64).round() as usize;
-    Some(ExpertSlots { slots, experts, layers: routed.len() })
+    Some(ExpertSlots { slots, experts: experts.max()?, layers: plan.routed_layers().len() })
 }
 
 impl ModelFile {

@@ -91,7 +91,7 @@ pub(crate) struct Args {
     /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N")]
     gpu_layers: Option<usize>,
-    /// GPU memory for experts, such as 24G or 40%
+    /// Memory for experts on the device, such as 24G or 40%
     #[arg(long, value_name = "SIZE", default_value = "auto",
           value_parser = arguments::expert_budget)]
     expert_budget: ExpertBudget,

@@ -208,8 +208,11 @@ fn print(
     if let Some(in_use) = in_use(backend) {
         row("in use by the driver and others", in_use)?;
     }
-    if placement.expert_slots.is_some() {
+    if memory.host_bytes > 0 {
         row("all experts, in memory of the host", memory.host_bytes)?;
+    }
+    if placement.expert_slots.is_some() && memory.host_bytes == 0 {
+        row("all experts, in the file", placement.part(Part::Experts))?;
     }
     Ok(())
 }

@@ -106,10 +106,13 @@ impl PackedWeight {
     ///
     /// # Panics
     /// As [`PackedWeight::zeroed`], or if `source` has another size.
-    pub fn unpacked(format: Format, source: Source, rows: usize, cols: usize) -> PackedWeight {
+    pub fn unpacked(
+        layout: PackedLayout,
+        (source, format): (Source, Format),
+        rows: usize,
+        cols: usize,
+    ) -> PackedWeight {
         let bytes = (*source).as_ref();
-        let layout = PackedLayout::native(format);
-        let layout = layout.unwrap_or_else(|| float_layout(format, bytes, cols));
         assert_eq!(bytes.len(), rows * format.row_bytes(cols).unwrap_or(0), "{rows} x {cols}");
         PackedWeight::new(layout, rows, cols, Store::Source(source, format))
     }
@@ -126,6 +129,14 @@ impl PackedWeight {
         let Store::Dense(memory) = &mut self.store else { panic!("this weight is not dense") };
         let start = memory.start_mut();
         Packer { start, layout, rows, cols, panel_bytes, source, owner: PhantomData }
+    }
+
+    /// The panels of a dense weight.
+    pub(crate) fn panels_mut(&mut self) -> Option<&mut [u8]> {
+        match &mut self.store {
+            Store::Dense(memory) => Some(memory.bytes_mut()),
+            Store::Source(..) | Store::Sparse(_) | Store::Columns(_) => None,
+        }
     }
 
     /// The packed layout.

@@ -7,6 +7,7 @@ use bodkin_backend::{Batch, Matmul};
 use bodkin_gguf::File;
 use bodkin_model::{Plan, RopeTable, Rows, WeightId};
 
+use crate::expert_cache::ExpertCache;
 use crate::expert_permutation::PermutationView;
 use crate::isa::Isa;
 use crate::kv::KvView;
@@ -42,6 +43,8 @@ pub(crate) struct StepContext<'a> {
     pub(crate) states: &'a [Shared<f32>],
     /// The tables of each expert permutation.
     pub(crate) permutations: &'a [PermutationView],
+    /// The cache of each, if its experts have one.
+    pub(crate) caches: &'a [Option<ExpertCache>],
     /// The index of each KV slot's window, which is that of its page table in a span.
     pub(crate) window_indices: &'a [usize],
     pub(crate) ropes: &'a [RopeTable],

@@ -5,15 +5,61 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
+use bodkin_gguf::File;
 use bodkin_model::Rows;
 
 use super::context::StepContext;
-use crate::linear::{ActivationFormats, OutRows, matmul};
+use crate::expert_cache::{ExpertCache, Place, READ_AHEAD};
+use crate::linear::{ActivationFormats, OutRows, PackedWeight, matmul};
 use crate::pool::Worker;
 use crate::program::{ExpertPermutation, Linear, Operand};
 
 /// Chunks per thread of a grouped GEMM.
 const CHUNKS_PER_THREAD: usize = 8;
+
+/// Reads of missed experts before threads need them. Waiting for one page after the other would
+/// leave the storage idle most of the time.
+struct ReadAhead<'a> {
+    cache: Option<&'a ExpertCache>,
+    file: &'a File,
+    order: &'a [u32],
+    /// Those of the order that are in memory.
+    present: usize,
+    /// Of the stage among the weights of its layer.
+    weights: Range<usize>,
+}
+
+impl<'a> ReadAhead<'a> {
+    fn new(step: &'a StepContext<'_>, permutation: usize, linears: &[Linear]) -> ReadAhead<'a> {
+        let cache = step.caches[permutation].as_ref();
+        let positions = linears.iter().filter_map(|linear| cache?.position(linear.weight));
+        let weights = positions.map(|at| at..at + 1);
+        let weights = weights.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let order = step.permutations[permutation].order();
+        let present = order.len() - cache.map_or(0, ExpertCache::missed);
+        ReadAhead { cache, file: step.file, order, present, weights: weights.unwrap_or(0..0) }
+    }
+
+    /// Begins with the first missed experts: this thread's share of them, in the weights of this
+    /// stage and of those after it.
+    fn start(&self, worker: &Worker<'_>) {
+        let Some(cache) = self.cache else { return };
+        let missed = &self.order[self.present..];
+        for &expert in missed.iter().take(READ_AHEAD).skip(worker.index).step_by(worker.threads) {
+            cache.will_need(self.file, expert as usize, self.weights.start..cache.weights());
+        }
+    }
+
+    /// Goes on with a later expert when a thread begins with the one at a place of the order.
+    fn advance(&self, at: usize) {
+        let Some(cache) = self.cache else { return };
+        if at >= self.present
+            && let Some(&expert) = self.order.get(at + READ_AHEAD)
+        {
+            cache.will_need(self.file, expert as usize, self.weights.clone());
+        }
+    }
+}
 
 impl StepContext<'_> {
     /// Permutes the pairs of all tokens by expert with a stable counting sort, on one thread: a few
@@ -27,9 +73,10 @@ impl StepContext<'_> {
             None => pair % used,
         };
         // SAFETY: one thread runs this stage.
-        let (starts, pairs, places, counts, reads) = unsafe {
+        let (starts, order, pairs, places, counts, reads) = unsafe {
             (
                 view.starts.part_mut(0..experts + 1),
+                view.order.part_mut(0..experts),
                 view.pairs.part_mut(0..tokens * used),
                 view.places.part_mut(0..tokens * used),
                 view.counts.part_mut(0..experts),
@@ -41,6 +88,14 @@ impl StepContext<'_> {
         for (count, &new) in counts.iter_mut().zip(&starts[1..]) {
             *count += u64::from(new);
             reads[0] += u64::from(new > 0);
+        }
+        let is_chosen = |expert: usize| starts[expert + 1] > 0;
+        match &self.caches[permutation] {
+            Some(cache) => cache.choose(is_chosen, order),
+            None => {
+                let chosen = (0..experts).filter(|&expert| is_chosen(expert));
+                order.iter_mut().zip(chosen).for_each(|(next, expert)| *next = expert as u32);
+            }
         }
         for i in 0..experts {
             starts[i + 1] += starts[i];
@@ -92,11 +147,13 @@ impl StepContext<'_> {
         linears: &[Linear],
         claimed: &AtomicUsize,
     ) {
-        let starts = self.permutations[permutation].starts();
-        let chosen = starts.windows(2).filter(|w| w[0] < w[1]).count();
+        let (starts, order) =
+            (self.permutations[permutation].starts(), self.permutations[permutation].order());
+        let read_ahead = ReadAhead::new(self, permutation, linears);
+        read_ahead.start(worker);
         let panels = |p: &Linear| self.weights[p.weight.0].matrices[0].panels();
         let each: usize = linears.iter().map(panels).sum();
-        let total = chosen * each;
+        let total = order.len() * each;
         let chunk = total.div_ceil(worker.threads * CHUNKS_PER_THREAD).max(1);
         let all = starts.len() - 1;
         let slots = worker.index * all..(worker.index + 1) * all;
@@ -108,12 +165,12 @@ impl StepContext<'_> {
                 return;
             }
             let end = (start + chunk).min(total);
-            let (mut before, mut clock) = (0, Instant::now());
-            let experts = starts.windows(2).enumerate().filter(|(_, w)| w[0] < w[1]);
-            for (expert, pairs) in experts {
-                if before >= end || before + each <= start {
-                    before += each;
-                    continue;
+            let mut clock = Instant::now();
+            let chosen = order.iter().enumerate().take(end.div_ceil(each)).skip(start / each);
+            for (at, &expert) in chosen {
+                let (expert, mut before) = (expert as usize, at * each);
+                if start <= before {
+                    read_ahead.advance(at);
                 }
                 for linear in linears {
                     let panels = panels(linear);
@@ -121,7 +178,7 @@ impl StepContext<'_> {
                     let to = end.clamp(before, before + panels) - before;
                     before += panels;
                     if from < to {
-                        let tokens = pairs[0] as usize..pairs[1] as usize;
+                        let tokens = starts[expert] as usize..starts[expert + 1] as usize;
                         let part = (expert, tokens, from..to);
                         self.expert_panels(worker, cols, permutation, linear, part);
                     }
@@ -131,6 +188,36 @@ impl StepContext<'_> {
                 clock = now;
             }
         }
+    }
+
+    /// The matrix of an expert. If it gets a slot in this step, packs some of its panels there.
+    ///
+    /// # Safety
+    /// No other thread touches these panels in this step.
+    unsafe fn expert_matrix(
+        &self,
+        permutation: usize,
+        linear: &Linear,
+        expert: usize,
+        panels: Range<usize>,
+    ) -> &PackedWeight {
+        let weight = &self.weights[linear.weight.0];
+        let in_file = &weight.matrices[expert];
+        let cache = self.caches[permutation].as_ref().filter(|_| !weight.slots.is_empty());
+        let (slot, is_new) = match cache.map(|cache| cache.place(expert)) {
+            None | Some(Place::File) => return in_file,
+            Some(Place::Slot(slot)) => (&weight.slots[slot], false),
+            Some(Place::NewSlot(slot)) => (&weight.slots[slot], true),
+        };
+        if is_new {
+            let bytes = in_file.panel_bytes();
+            // SAFETY: the caller's promise; the slot has the size of every expert.
+            unsafe {
+                let part = slot.panels.part_mut(bytes * panels.start..bytes * panels.end);
+                in_file.pack_into(self.isa, panels, part.as_mut_ptr());
+            }
+        }
+        &slot.matrix
     }
 
     /// Multiplies some panels of one expert with the tokens that chose it.
@@ -144,7 +231,8 @@ impl StepContext<'_> {
     ) {
         let used = self.program.permutations[permutation].used;
         let count = self.batch.tokens.len() * used;
-        let matrix = &self.weights[linear.weight.0].matrices[expert];
+        // SAFETY: this thread alone has claimed these panels.
+        let matrix = unsafe { self.expert_matrix(permutation, linear, expert, panels.clone()) };
         let bias = linear.bias.map(|id| {
             let bias = self.vector(id);
             &bias[expert * matrix.rows()..][..matrix.rows()]

@@ -59,6 +59,14 @@ impl Map {
         Err(Error::Truncated { file: self.path.clone(), item, expected, actual })
     }
 
+    /// Tells the system that the pages of the range will be read soon.
+    #[cfg_attr(not(unix), allow(unused_variables))]
+    pub(super) fn will_need(&self, offset: usize, len: usize) {
+        #[cfg(unix)]
+        // Advice that is not taken costs time, nothing else.
+        let _ = self.bytes.advise_range(memmap2::Advice::WillNeed, offset, len);
+    }
+
     /// Releases the pages that are wholly in the range: the system reads them again when needed.
     #[cfg_attr(not(unix), allow(unused_variables))]
     pub(super) fn release(&self, offset: usize, len: usize) {

@@ -1,0 +1,69 @@
+//! How many experts of a model have room in memory. This file must not know the memory.
+
+/// How much memory the experts of a model may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum ExpertBudget {
+    /// All of them if they fit, or else what the rest of the model leaves free.
+    #[default]
+    Auto,
+    /// At most this number of bytes on each device, but at least one expert of each layer.
+    Bytes(u64),
+    /// At most this share of the experts of each layer, but at least one.
+    Share(f64),
+}
+
+/// What multiplies an expert's score in each step, in the cache of experts. Each step that chooses
+/// the expert then adds 1.
+pub const EXPERT_SCORE_DECAY: f32 = 0.8;
+
+/// What the experts of a model take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertBytes {
+    /// Experts of the layer that has most.
+    pub experts: usize,
+    /// Of one expert in each layer.
+    pub slot: u64,
+}
+
+impl ExpertBytes {
+    /// The slots of each layer, or none if all experts have room. `free` are the bytes that the
+    /// rest of the model leaves.
+    pub fn slots(self, budget: ExpertBudget, free: u64) -> Option<usize> {
+        let of = |bytes: u64| bytes.checked_div(self.slot).unwrap_or(u64::MAX) as usize;
+        let slots = match budget {
+            // If not even one expert of each layer fits, the error says what is missing for that.
+            ExpertBudget::Auto => of(free).max(1),
+            ExpertBudget::Bytes(bytes) => of(bytes).max(1),
+            ExpertBudget::Share(share) => ((share * self.experts as f64) as usize).max(1),
+        };
+        Some(slots).filter(|&slots| slots < self.experts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn budgets_become_slots() {
+        let bytes = ExpertBytes { experts: 8, slot: 100 };
+        for (budget, free, slots) in [
+            (ExpertBudget::Auto, 900, None),
+            (ExpertBudget::Auto, 800, None),
+            (ExpertBudget::Auto, 799, Some(7)),
+            (ExpertBudget::Auto, 100, Some(1)),
+            (ExpertBudget::Auto, 99, Some(1)),
+            (ExpertBudget::Bytes(0), 900, Some(1)),
+            (ExpertBudget::Bytes(450), 0, Some(4)),
+            (ExpertBudget::Bytes(900), 0, None),
+            (ExpertBudget::Share(0.0), 0, Some(1)),
+            (ExpertBudget::Share(0.5), 0, Some(4)),
+            (ExpertBudget::Share(1.0), 0, None),
+        ] {
+            assert_eq!(bytes.slots(budget, free), slots, "{budget:?} with {free}");
+        }
+        let none = ExpertBytes::default();
+        assert_eq!(none.slots(ExpertBudget::Auto, 0), None);
+        assert_eq!(none.slots(ExpertBudget::Share(0.5), 0), None);
+    }
+}

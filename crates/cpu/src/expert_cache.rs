@@ -1,0 +1,294 @@
+//! The cache of experts: where memory has no room for all experts of a model, each layer has slots
+//! for packed experts, and all stay in the file. A chosen expert without a slot is read from there.
+//! It takes a free slot, or that of the expert with the lowest score (LRFU) if its own is higher:
+//! the threads pack its panels there when they multiply them.
+
+use std::ops::Range;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use bodkin_backend::{EXPERT_SCORE_DECAY, ExpertBudget, ExpertBytes, ExpertCacheStats};
+use bodkin_gguf::{File, Tensor};
+use bodkin_model::{Plan, WeightId};
+
+use crate::config::Cpu;
+use crate::linear::{PackedLayout, PackedWeight};
+use crate::weights::{tensor, uses};
+
+/// Experts that are read from the file before threads need them.
+pub(crate) const READ_AHEAD: usize = 16;
+/// The share of the free memory that stays free for the pages of the file, if the budget is the
+/// free memory: one part in this number.
+const FILE_SHARE: u64 = 8;
+
+/// Whether each weight of a plan can be cached: those of experts that tokens choose. Sparse weights
+/// are small already.
+pub(crate) fn can_be_cached(plan: &Plan) -> Vec<bool> {
+    let mut can_be = vec![false; plan.weights.len()];
+    let routed = plan.routed_weights();
+    let dense = routed.iter().flatten().filter(|id| plan.weight(**id).format.base().is_none());
+    dense.for_each(|id| can_be[id.0] = true);
+    can_be
+}
+
+/// The name of a weight that could be cached if the file had its data as they are.
+pub(crate) fn derived_weight(plan: &Plan, file: &File) -> Option<String> {
+    let weights = plan.weights.iter().zip(can_be_cached(plan));
+    let mut cached = weights.filter(|(_, can_be_cached)| *can_be_cached);
+    let found = cached.find(|(weight, _)| file.is_derived(tensor(file, weight)));
+    found.map(|(weight, _)| weight.name.clone())
+}
+
+/// What the experts of a plan take when they are packed.
+pub(crate) fn expert_bytes(plan: &Plan) -> ExpertBytes {
+    let weights = plan.weights.iter().zip(uses(plan)).zip(can_be_cached(plan));
+    let cached = weights.filter(|(_, can_be_cached)| *can_be_cached);
+    cached.fold(ExpertBytes::default(), |sum, ((weight, uses), _)| {
+        let (layout, rows) = (PackedLayout::planned(weight.format), weight.rows / uses.matrices);
+        let bytes = PackedWeight::bytes_for(layout, rows, weight.cols);
+        ExpertBytes {
+            experts: sum.experts.max(uses.matrices),
+            slot: sum.slot + bytes.expect("no tensor of a file overflows") as u64,
+        }
+    })
+}
+
+/// The slots of each layer, or none if all experts have room beside `others`, the bytes of the rest
+/// of the model.
+pub(crate) fn slots(cpu: &Cpu, plan: &Plan, others: u64) -> Option<usize> {
+    let (bytes, budget) = (expert_bytes(plan), cpu.expert_budget);
+    let free = cpu.free_memory().map_or(u64::MAX, |free| free.saturating_sub(others));
+    match budget {
+        // Without repacking, weights take no memory.
+        ExpertBudget::Auto if !cpu.repack => None,
+        ExpertBudget::Auto => {
+            bytes.slots(budget, free).and_then(|_| bytes.slots(budget, free - free / FILE_SHARE))
+        }
+        _ => bytes.slots(budget, free),
+    }
+}
+
+/// The cache of a layer's experts.
+pub(crate) struct ExpertCache {
+    weights: Vec<CachedWeight>,
+    state: RwLock<State>,
+}
+
+/// A weight of the experts in the file.
+struct CachedWeight {
+    id: WeightId,
+    tensor: Tensor,
+    /// Of one expert.
+    bytes: usize,
+}
+
+/// Which experts have slots.
+struct State {
+    /// Of each expert: counts of uses, which decay.
+    scores: Vec<f32>,
+    /// The slot of each expert.
+    slot_of: Vec<Option<usize>>,
+    /// The expert in each slot.
+    experts: Vec<Option<usize>>,
+    /// Whether the running step has chosen each expert, and those of them that had no slot.
+    is_chosen: Vec<bool>,
+    /// Ascending.
+    missed: Vec<usize>,
+    stats: ExpertCacheStats,
+}
+
+/// Where a step finds an expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Packed in a slot.
+    Slot(usize),
+    /// In the file, to be packed in a slot.
+    NewSlot(usize),
+    /// In the file, where it stays.
+    File,
+}
+
+impl ExpertCache {
+    /// The caches of all routings, in order; none of those without cached weights.
+    pub(crate) fn all(plan: &Plan, file: &File, slots: Option<usize>) -> Vec<Option<ExpertCache>> {
+        let (can_be_cached, uses) = (can_be_cached(plan), uses(plan));
+        let cache = |ids: Vec<WeightId>| {
+            let slots = slots?;
+            let ids = ids.into_iter().filter(|id| can_be_cached[id.0]);
+            let weights = ids.map(|id| {
+                let weight = plan.weight(id);
+                let bytes = weight.bytes as usize / uses[id.0].matrices;
+                CachedWeight { id, tensor: tensor(file, weight).clone(), bytes }
+            });
+            let weights: Vec<CachedWeight> = weights.collect();
+            let experts = uses[weights.first()?.id.0].matrices;
+            Some(ExpertCache { weights, state: RwLock::new(State::new(experts, slots)) })
+        };
+        plan.routed_weights().into_iter().map(cache).collect()
+    }
+
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives slots to experts that the running step has chosen, and writes the chosen ones to
+    /// `order`: those that had no slot come last, so that the others hide the wait for the file.
+    pub(crate) fn choose(&self, is_chosen: impl Fn(usize) -> bool, order: &mut [u32]) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.choose(&is_chosen);
+        let experts = 0..state.scores.len();
+        let present = experts.filter(|&expert| is_chosen(expert) && !state.is_missed(expert));
+        let chosen = present.chain(state.missed.iter().copied());
+        order.iter_mut().zip(chosen).for_each(|(next, expert)| *next = expert as u32);
+    }
+
+    /// Where the running step finds an expert that it has chosen.
+    pub(crate) fn place(&self, expert: usize) -> Place {
+        let state = self.state();
+        match (state.slot_of[expert], state.is_missed(expert)) {
+            (Some(slot), false) => Place::Slot(slot),
+            (Some(slot), true) => Place::NewSlot(slot),
+            (None, _) => Place::File,
+        }
+    }
+
+    /// The number of experts that the running step has chosen and that had no slot.
+    pub(crate) fn missed(&self) -> usize {
+        self.state().missed.len()
+    }
+
+    /// Tells the system to read the matrices of an expert in some weights of the layer.
+    pub(crate) fn will_need(&self, file: &File, expert: usize, weights: Range<usize>) {
+        for weight in &self.weights[weights] {
+            file.will_need(&weight.tensor, weight.range(expert));
+        }
+    }
+
+    /// The position of a weight among those of the layer.
+    pub(crate) fn position(&self, id: WeightId) -> Option<usize> {
+        self.weights.iter().position(|weight| weight.id == id)
+    }
+
+    /// The number of the layer's weights.
+    pub(crate) fn weights(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// Releases the pages of the file that a step has read, so that they do not push out others.
+    pub(crate) fn after_step(&self, file: &File) {
+        for &expert in &self.state().missed {
+            for weight in &self.weights {
+                file.release_part(&weight.tensor, weight.range(expert));
+            }
+        }
+    }
+
+    /// What the cache did since the model was loaded.
+    pub(crate) fn stats(&self) -> ExpertCacheStats {
+        self.state().stats
+    }
+}
+
+impl CachedWeight {
+    /// The bytes of an expert in the tensor.
+    fn range(&self, expert: usize) -> Range<usize> {
+        expert * self.bytes..(expert + 1) * self.bytes
+    }
+}
+
+impl State {
+    fn new(experts: usize, slots: usize) -> State {
+        let slots = slots.min(experts);
+        State {
+            scores: vec![0.0; experts],
+            slot_of: vec![None; experts],
+            experts: vec![None; slots],
+            is_chosen: vec![false; experts],
+            missed: Vec::with_capacity(experts),
+            stats: ExpertCacheStats { slots, ..ExpertCacheStats::default() },
+        }
+    }
+
+    fn is_missed(&self, expert: usize) -> bool {
+        self.missed.binary_search(&expert).is_ok()
+    }
+
+    fn choose(&mut self, is_chosen: impl Fn(usize) -> bool) {
+        self.missed.clear();
+        for expert in 0..self.scores.len() {
+            let chosen = is_chosen(expert);
+            self.is_chosen[expert] = chosen;
+            self.scores[expert] *= EXPERT_SCORE_DECAY;
+            if !chosen {
+                continue;
+            }
+            self.scores[expert] += 1.0;
+            match self.slot_of[expert] {
+                Some(_) => self.stats.hits += 1,
+                None => self.missed.push(expert),
+            }
+        }
+        self.stats.misses += self.missed.len() as u64;
+        for i in 0..self.missed.len() {
+            let expert = self.missed[i];
+            if let Some(slot) = self.free_slot(self.scores[expert]) {
+                self.slot_of[expert] = Some(slot);
+                if let Some(victim) = self.experts[slot].replace(expert) {
+                    self.slot_of[victim] = None;
+                }
+                self.stats.fills += 1;
+            }
+        }
+    }
+
+    /// An empty slot, or that of the expert with the lowest score below this one, of those that the
+    /// step has not chosen.
+    fn free_slot(&self, score: f32) -> Option<usize> {
+        let by_score = |(slot, expert): (usize, &Option<usize>)| match *expert {
+            None => Some((slot, f32::NEG_INFINITY)),
+            Some(expert) if self.is_chosen[expert] => None,
+            Some(expert) => Some((slot, self.scores[expert])),
+        };
+        let slots = self.experts.iter().enumerate().filter_map(by_score);
+        let lowest = slots.min_by(|(_, a), (_, b)| a.total_cmp(b));
+        lowest.filter(|(_, lowest)| *lowest < score).map(|(slot, _)| slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The missed experts of each step, and whether each got a slot.
+    fn run(experts: usize, slots: usize, steps: &[&[usize]]) -> (Vec<Vec<(usize, bool)>>, State) {
+        let mut state = State::new(experts, slots);
+        let mut missed = Vec::new();
+        for chosen in steps {
+            state.choose(|expert| chosen.contains(&expert));
+            missed.push(state.missed.iter().map(|&e| (e, state.slot_of[e].is_some())).collect());
+            let with_slot = (0..experts).filter(|e| state.slot_of[*e].is_some());
+            assert!(with_slot.clone().count() <= slots);
+            for expert in with_slot {
+                assert_eq!(state.experts[state.slot_of[expert].unwrap()], Some(expert));
+            }
+        }
+        (missed, state)
+    }
+
+    #[test]
+    fn the_lowest_score_loses_its_slot_and_no_chosen_one_does() {
+        let (missed, state) = run(4, 2, &[&[0, 1], &[0], &[2], &[0, 1, 3]]);
+        // 1 has 0.64 and loses its slot to 2; then 0 stays, as it is chosen, and 2 loses to 1.
+        let expected: [&[_]; 4] =
+            [&[(0, true), (1, true)], &[], &[(2, true)], &[(1, true), (3, false)]];
+        assert_eq!(missed, expected);
+        let counted = (state.stats.hits, state.stats.misses, state.stats.fills);
+        assert_eq!(counted, (2, 5, 4));
+    }
+
+    #[test]
+    fn what_is_used_less_than_the_residents_gets_no_slot() {
+        let steps: [&[usize]; 4] = [&[0], &[0], &[0], &[1]];
+        let (missed, _) = run(2, 1, &steps);
+        assert_eq!(missed[3], [(1, false)]);
+    }
+}
