@@ -20,6 +20,7 @@ impl Shape {
             Kind::Delta { .. } => "qwen35",
             Kind::Gemma { .. } => "gemma4",
             Kind::SharedExpert { .. } => "glm4moe",
+            Kind::Sinks { .. } => "gpt-oss",
         };
         metadata.insert("general.architecture", string(architecture));
         metadata.insert("general.name", string(name));
@@ -51,6 +52,10 @@ impl Shape {
         match self.kind {
             Kind::Dense => {}
             Kind::Experts { count, used } => self.insert_experts(count, used, self.hidden, set),
+            Kind::Sinks { count, used, window } => {
+                self.insert_experts(count, used, self.hidden, set);
+                set("attention.sliding_window", Value::U32(window));
+            }
             Kind::SharedExpert { count, used, hidden } => {
                 self.insert_experts(count, used, hidden, set);
                 set("rope.dimension_count", Value::U32(self.head_dim / 2));

@@ -38,7 +38,7 @@ impl Routed {
     /// The first steps of a trace, up to the number of orthogonal codes and of ordinary tokens.
     pub(super) fn new(trace: RoutingTrace, shape: &Shape, seed: u64) -> Result<Routed> {
         let (experts, used, dense_layers) = match shape.kind {
-            Kind::Experts { count, used } => (count, used, 0),
+            Kind::Experts { count, used } | Kind::Sinks { count, used, .. } => (count, used, 0),
             Kind::SharedExpert { count, used, .. } => (count, used, 1),
             _ => anyhow::bail!("--routing: expected a shape with experts"),
         };

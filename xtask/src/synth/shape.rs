@@ -39,6 +39,9 @@ pub(crate) enum Size {
     /// Qwen 3 30B-A3B with all layers and tokens.
     #[value(name = "30b-a3b")]
     WholeA3b,
+    /// GPT-OSS 120B: 128 experts, of which a token uses four.
+    #[value(name = "gpt-oss-120b")]
+    GptOss,
     /// Three layers of GLM 4.5 Air, the first without experts, with a smaller vocabulary: a shared
     /// expert and 128 others, of which a token uses eight.
     GlmMoe,
@@ -75,6 +78,8 @@ pub(super) enum Kind {
     /// window. The last `shared` layers have no keys and values of their own, and each layer has an
     /// input of `input` columns: a Gemma 4.
     Gemma { every: u32, global_dim: u32, window: u32, shared: u32, input: u32 },
+    /// As `Experts`, with biases, attention sinks, and a window in every other layer: a GPT-OSS.
+    Sinks { count: u32, used: u32, window: u32 },
     /// Experts of width `hidden` and a shared one in every layer but the first: a GLM 4.5.
     SharedExpert { count: u32, used: u32, hidden: u32 },
 }
@@ -169,6 +174,7 @@ impl Size {
             Size::Gemma4 => gemma4(one_b),
             Size::A3b => qwen3_moe(one_b),
             Size::WholeA3b => Shape { layers: 48, vocabulary: 151_936, ..qwen3_moe(one_b) },
+            Size::GptOss => gpt_oss(one_b),
             Size::GlmMoe => glm(one_b),
         }
     }
@@ -248,6 +254,20 @@ fn qwen3_moe(one_b: Shape) -> Shape {
     }
 }
 
+/// GPT-OSS 120B.
+fn gpt_oss(one_b: Shape) -> Shape {
+    Shape {
+        layers: 36,
+        width: 2880,
+        hidden: 2880,
+        heads: 64,
+        vocabulary: 201_088,
+        tied: false,
+        kind: Kind::Sinks { count: 128, used: 4, window: 128 },
+        ..one_b
+    }
+}
+
 /// GLM 4.5 Air, but for the numbers of layers and of tokens.
 fn glm(one_b: Shape) -> Shape {
     Shape {
@@ -281,7 +301,9 @@ impl Shape {
                 _ => block.extend(self.attention(layer)),
             }
             let norm = match self.kind {
-                Kind::Delta { .. } | Kind::SharedExpert { .. } => "post_attention_norm",
+                Kind::Delta { .. } | Kind::SharedExpert { .. } | Kind::Sinks { .. } => {
+                    "post_attention_norm"
+                }
                 _ => "ffn_norm",
             };
             block.push(vector(norm, self.width));
@@ -333,9 +355,16 @@ impl Shape {
             tensors.push(vector("attn_q_norm", head_dim));
             tensors.extend(has_kv.then(|| vector("attn_k_norm", head_dim)));
         }
-        if let Kind::SharedExpert { .. } = self.kind {
+        if let Kind::SharedExpert { .. } | Kind::Sinks { .. } = self.kind {
             let biases = [("attn_q.bias", q), ("attn_k.bias", kv), ("attn_v.bias", kv)];
             tensors.extend(biases.map(|(name, len)| constant(name, &[len], 0.0)));
+        }
+        if let Kind::Sinks { .. } = self.kind {
+            // Only experts are in few bits.
+            let matrices = tensors.iter_mut().filter(|tensor| tensor.fill == Fill::Weights);
+            matrices.for_each(|tensor| tensor.fill = Fill::Table);
+            tensors.push(constant("attn_output.bias", &[self.width], 0.0));
+            tensors.push(constant("attn_sinks.weight", &[self.heads], 0.0));
         }
         tensors
     }
@@ -373,7 +402,7 @@ impl Shape {
     fn feed_forward(&self, layer: u32) -> Vec<Tensor> {
         let width = self.width;
         let (count, hidden) = match self.kind {
-            Kind::Experts { count, .. } => (count, self.hidden),
+            Kind::Experts { count, .. } | Kind::Sinks { count, .. } => (count, self.hidden),
             Kind::SharedExpert { count, hidden, .. } if layer > 0 => (count, hidden),
             _ => return self.gated("", self.hidden).into(),
         };
@@ -386,6 +415,15 @@ impl Shape {
         if let Kind::SharedExpert { .. } = self.kind {
             tensors.push(constant("exp_probs_b.bias", &[count], 0.0));
             tensors.extend(self.gated("_shexp", hidden));
+        }
+        if let Kind::Sinks { .. } = self.kind {
+            tensors.push(constant("ffn_gate_inp.bias", &[count], 0.0));
+            let biases = [("gate", hidden), ("up", hidden), ("down", width)];
+            tensors.extend(
+                biases.map(|(part, len)| {
+                    constant(&format!("ffn_{part}_exps.bias"), &[len, count], 0.0)
+                }),
+            );
         }
         tensors
     }

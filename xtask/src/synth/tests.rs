@@ -65,7 +65,10 @@ fn experts_hybrids_and_shared_layers_run() {
     // Rows of 96 are no whole blocks of Q4_K.
     let kind = Kind::SharedExpert { count: 8, used: 2, hidden: 96 };
     let shared = Shape { kind, ..hybrid };
+    let kind = Kind::Sinks { count: 8, used: 2, window: 4 };
+    let sinks = Shape { kind, ..hybrid };
     for (shape, ops) in [
+        (sinks, ["route", "attention"]),
         (gemma, ["attention", "softcap"]),
         (shared, ["route", "expert_sum"]),
         (experts, ["route", "expert_sum"]),
@@ -136,6 +139,7 @@ fn large_shapes_are_those_of_the_models() {
     assert_eq!(parameters(Size::Delta.shape()), 4_205_751_296);
     assert_eq!(parameters(Size::Gemma4.shape()), 7_463_013_674);
     assert_eq!(parameters(Size::WholeA3b.shape()), 30_532_122_624);
+    assert_eq!(parameters(Size::GptOss.shape()), 116_829_156_672);
 }
 
 #[test]
