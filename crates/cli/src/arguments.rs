@@ -58,7 +58,7 @@ pub(crate) struct Machine {
     /// Context size in tokens [default: the largest that fits]
     #[arg(short, long, value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
-    /// Batch size: tokens per prefill chunk [default: 512]
+    /// Batch size: tokens per prefill chunk [default: 512; 2048 if experts do not fit]
     #[arg(long, short_alias = 'b', alias = "ubatch-size", value_name = "N")]
     pub(crate) batch_size: Option<usize>,
     /// Keep weights in the file's layout: less memory, slower

@@ -20,29 +20,19 @@ pub(crate) const READ_AHEAD: usize = 16;
 /// free memory: one part in this number.
 const FILE_SHARE: u64 = 8;
 
-/// Whether each weight of a plan can be cached: those of experts that tokens choose. Sparse weights
-/// are small already.
-pub(crate) fn can_be_cached(plan: &Plan) -> Vec<bool> {
-    let mut can_be = vec![false; plan.weights.len()];
-    let routed = plan.routed_weights();
-    let dense = routed.iter().flatten().filter(|id| plan.weight(**id).format.base().is_none());
-    dense.for_each(|id| can_be[id.0] = true);
-    can_be
-}
-
 /// The name of a weight that could be cached if the file had its data as they are.
 pub(crate) fn derived_weight(plan: &Plan, file: &File) -> Option<String> {
-    let weights = plan.weights.iter().zip(can_be_cached(plan));
-    let mut cached = weights.filter(|(_, can_be_cached)| *can_be_cached);
+    let weights = plan.weights.iter().zip(uses(plan));
+    let mut cached = weights.filter(|(_, uses)| uses.can_be_cached);
     let found = cached.find(|(weight, _)| file.is_derived(tensor(file, weight)));
     found.map(|(weight, _)| weight.name.clone())
 }
 
 /// What the experts of a plan take when they are packed.
 pub(crate) fn expert_bytes(plan: &Plan) -> ExpertBytes {
-    let weights = plan.weights.iter().zip(uses(plan)).zip(can_be_cached(plan));
-    let cached = weights.filter(|(_, can_be_cached)| *can_be_cached);
-    cached.fold(ExpertBytes::default(), |sum, ((weight, uses), _)| {
+    let weights = plan.weights.iter().zip(uses(plan));
+    let cached = weights.filter(|(_, uses)| uses.can_be_cached);
+    cached.fold(ExpertBytes::default(), |sum, (weight, uses)| {
         let (layout, rows) = (PackedLayout::planned(weight.format), weight.rows / uses.matrices);
         let bytes = PackedWeight::bytes_for(layout, rows, weight.cols);
         ExpertBytes {
@@ -110,10 +100,10 @@ pub(crate) enum Place {
 impl ExpertCache {
     /// The caches of all routings, in order; none of those without cached weights.
     pub(crate) fn all(plan: &Plan, file: &File, slots: Option<usize>) -> Vec<Option<ExpertCache>> {
-        let (can_be_cached, uses) = (can_be_cached(plan), uses(plan));
+        let uses = uses(plan);
         let cache = |ids: Vec<WeightId>| {
             let slots = slots?;
-            let ids = ids.into_iter().filter(|id| can_be_cached[id.0]);
+            let ids = ids.into_iter().filter(|id| uses[id.0].can_be_cached);
             let weights = ids.map(|id| {
                 let weight = plan.weight(id);
                 let bytes = weight.bytes as usize / uses[id.0].matrices;

@@ -102,6 +102,7 @@ impl Backend for Cpu {
             return Err(Error::Unsupported { backend: self.name(), what });
         }
         let weights = weights::load(self, &plan, file, slots, &mut pool, progress);
-        Ok(Box::new(model::CpuModel::new(self, plan, file, limits, pool, weights)))
+        let caches = expert_cache::ExpertCache::all(&plan, file, slots);
+        Ok(Box::new(model::CpuModel::new(self, plan, file, limits, pool, weights, caches)))
     }
 }

@@ -11,7 +11,7 @@ use bodkin_gguf::File;
 use bodkin_model::{Entries, Op, Plan, RecurrentState, Rope, RopeTable, WeightId};
 
 use crate::config::{Cpu, Fusions, Sparse};
-use crate::expert_cache::{self, ExpertCache, can_be_cached, expert_bytes};
+use crate::expert_cache::{self, ExpertCache, expert_bytes};
 use crate::expert_permutation::{PermutationTables, PermutationView};
 use crate::isa::Isa;
 use crate::kv::{KvDtype, KvLayout, KvPages, KvView};
@@ -30,7 +30,7 @@ use crate::step::context::{ObserveFn, StepContext};
 use crate::step::{gathered_scratch_len, partials_len, scratch_len, select_scratch_len};
 use crate::trace::Trace;
 use crate::vector::LANES;
-use crate::weights::{EmbeddingTables, LoadedWeight, Weights, is_column_major, thresholded, uses};
+use crate::weights::{EmbeddingTables, LoadedWeight, is_column_major, thresholded, uses};
 
 /// The sizes of buffers that the largest step needs.
 struct Sizes {
@@ -217,7 +217,6 @@ pub(crate) fn expert_slots(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Option<us
 /// Bytes of the weights, without experts that can be cached if they are.
 fn weight_bytes(cpu: &Cpu, plan: &Plan, are_cached: bool) -> u64 {
     let thresholded = thresholded(cpu, plan);
-    let can_be_cached = can_be_cached(plan);
     let weights = plan.weights.iter().zip(uses(plan)).enumerate().map(|(id, (w, uses))| {
         let is_column_major = thresholded.contains(&WeightId(id)) && is_column_major(cpu, w);
         let multiple = if is_column_major { PackedWeight::GROUP_ROWS } else { 1 };
@@ -227,7 +226,7 @@ fn weight_bytes(cpu: &Cpu, plan: &Plan, are_cached: bool) -> u64 {
         // Two lists of 4-bit codes share their bytes: where one is longer, packing adds a little.
         let sparse = w.bytes + w.bytes / 16;
         let matrices = match (w.format.base().is_some(), cpu.sparse) {
-            _ if uses.matrices == 0 || (are_cached && can_be_cached[id]) => 0,
+            _ if uses.matrices == 0 || (are_cached && uses.can_be_cached) => 0,
             (true, Sparse::Always) => sparse,
             (true, Sparse::Auto) => dense.max(sparse),
             (false, _) if !cpu.repack => 0,
@@ -273,7 +272,8 @@ impl CpuModel {
         file: &Arc<File>,
         limits: &Limits,
         pool: Pool,
-        Weights { weights, layouts, caches }: Weights,
+        (weights, weight_layouts): (Vec<LoadedWeight>, Vec<WeightLayout>),
+        caches: Vec<Option<ExpertCache>>,
     ) -> CpuModel {
         let thresholded = thresholded(cpu, &plan);
         let program = lower(&plan, cpu.isa, cpu.fusions, &thresholded);
@@ -302,7 +302,7 @@ impl CpuModel {
             program,
             pool,
             weights,
-            weight_layouts: layouts,
+            weight_layouts,
             caches,
             ropes,
             memory,

@@ -10,7 +10,6 @@ use bodkin_model::{Op, Plan, Weight, WeightId};
 
 use crate::autotune::{pack_dense, pack_sparse, speedup};
 use crate::config::{Cpu, Sparse};
-use crate::expert_cache::{ExpertCache, can_be_cached};
 use crate::linear::{
     ActivationFormat, PackedLayout, PackedWeight, SourceRows, float_layout, has_columns,
     pack_columns,
@@ -62,6 +61,9 @@ pub(crate) struct Uses {
     pub(crate) vector: bool,
     /// The columns, if these operations read them one after the other; 0 otherwise.
     columns: usize,
+    /// Whether it is of experts that tokens choose, which can be cached. Sparse weights are not:
+    /// they are small already.
+    pub(crate) can_be_cached: bool,
 }
 
 /// How the plan uses each of its weights.
@@ -85,22 +87,17 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
         let vectors = op.weights().filter(|id| matrices.is_none_or(|(matrix, _)| matrix != *id));
         vectors.for_each(|id| uses[id.0].vector = true);
     }
+    let routed = plan.routed_weights();
+    let dense = routed.iter().flatten().filter(|id| plan.weight(**id).format.base().is_none());
+    dense.for_each(|id| uses[id.0].can_be_cached = true);
     uses
 }
 
-/// The weights of a model.
-pub(crate) struct Weights {
-    pub(crate) weights: Vec<LoadedWeight>,
-    /// The layouts chosen for the sparse ones.
-    pub(crate) layouts: Vec<WeightLayout>,
-    /// The caches of all routings, in order.
-    pub(crate) caches: Vec<Option<ExpertCache>>,
-}
-
-/// Loads all weights on all threads. With `cpu.repack`, each matrix is packed into memory and its file pages are released before the next,
+/// Loads all weights on all threads, and returns the layouts chosen for the sparse ones. With
+/// `cpu.repack`, each matrix is packed into memory and its file pages are released before the next,
 /// so that memory never holds both. Without, matrices stay in the file and each matmul packs them,
-/// unless their format is sparse. With `slots`, experts stay there too, and so many of each layer
-/// get memory.
+/// unless their format is sparse. With `slots`, experts stay there too, and each layer gets memory
+/// for that number of them.
 pub(crate) fn load(
     cpu: &Cpu,
     plan: &Plan,
@@ -108,17 +105,16 @@ pub(crate) fn load(
     slots: Option<usize>,
     pool: &mut Pool,
     progress: Progress<'_>,
-) -> Weights {
+) -> (Vec<LoadedWeight>, Vec<WeightLayout>) {
     let total = plan.cost().weight_bytes;
     let mut done = 0;
     let mut weights = Vec::with_capacity(plan.weights.len());
     let mut layouts = Vec::new();
     let mut speedups = Speedups::default();
     let thresholded = thresholded(cpu, plan);
-    let can_be_cached = can_be_cached(plan);
     for (id, (weight, uses)) in plan.weights.iter().zip(uses(plan)).enumerate() {
         let tensor = tensor(file, weight);
-        let slots = slots.filter(|_| can_be_cached[id]);
+        let slots = slots.filter(|_| uses.can_be_cached);
         let bytes = &*file.read(tensor);
         let mut loaded = LoadedWeight::default();
         if uses.matrices > 0 {
@@ -152,7 +148,7 @@ pub(crate) fn load(
         done += weight.bytes;
         progress(done, total);
     }
-    Weights { weights, layouts, caches: ExpertCache::all(plan, file, slots) }
+    (weights, layouts)
 }
 
 /// The weights of the linears whose inputs have thresholds.

@@ -19,6 +19,9 @@ use crate::source::{self, Check, Layer, Recommendation, Resolved};
 
 /// The shortest context that is chosen because a longer one does not fit.
 const MIN_CONTEXT: usize = 2048;
+/// The most tokens of a step, if no batch size is given, of a model that reads experts from outside
+/// the device in every step.
+const STREAMING_STEP_TOKENS: usize = 2048;
 /// Smaller models load too quickly for a progress bar.
 const MIN_REPORTED_BYTES: u64 = 200_000_000;
 
@@ -295,9 +298,26 @@ impl ModelFile {
             }
         };
         self.plan_for(context)?;
-        let chosen = format!("context of {context} tokens, batches of {step_tokens}");
+        let mut sizes = sized(context);
+        if options.batch_size.is_none() && self.prefers_large_batches(backend, &sizes) {
+            sizes.step_tokens = STREAMING_STEP_TOKENS.min(context.saturating_mul(parallel));
+        }
+        let chosen = format!("context of {context} tokens, batches of {}", sizes.step_tokens);
         self.reporter.detail(&chosen);
-        Ok(sized(context))
+        Ok(sizes)
+    }
+
+    /// Whether the model's experts do not all have room, so that each step of a prompt reads most
+    /// of them again, and larger steps fit.
+    fn prefers_large_batches(&self, backend: &dyn Backend, sizes: &EngineOptions) -> bool {
+        let memory = |step_tokens| {
+            let sizes = EngineOptions { step_tokens, ..*sizes };
+            self.memory(backend, &sizes.limits(&self.plan))
+        };
+        let fits = |memory| total_bytes(&memory) <= self.available_memory(backend);
+        memory(sizes.step_tokens).expert_slots.is_some()
+            && sizes.context > sizes.step_tokens
+            && fits(memory(STREAMING_STEP_TOKENS))
     }
 
     /// Plans the model again for sequences of up to `context` tokens: the position encoding of some

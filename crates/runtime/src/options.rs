@@ -34,8 +34,9 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Tokens of context; by default the model's own, or what fits into half of the free memory.
     pub ctx_size: Option<usize>,
-    /// The most tokens of one step, of a prompt or of several texts; by default 512, or 8192 of an
-    /// encoder on a GPU, which short texts fill no other way.
+    /// The most tokens of one step, of a prompt or of several texts; by default 512, 2048 where not
+    /// all experts have room on the device, or 8192 of an encoder on a GPU, which short texts fill
+    /// no other way.
     pub batch_size: Option<usize>,
     /// The most requests that run at the same time.
     pub parallel: usize,

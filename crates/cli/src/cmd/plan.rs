@@ -16,8 +16,9 @@ use crate::arguments::{self, Machine, describe, find_decoder};
 
 const AFTER: &str = "\
 The speed is the most that the measured bandwidths allow for one sequence: what a token reads on the
-device, and over the bus those of its experts that have no slot. How many those are depends on the
-text; without --routing it is taken from a trace with the locality of Qwen 3 30B-A3B.";
+device, and over the bus those of its experts that have no slot. CPUs read those from the file,
+which is not counted. How many they are depends on the text; without --routing it is taken from a
+trace with the locality of Qwen 3 30B-A3B.";
 
 /// Arguments of `plan`.
 #[derive(clap::Args)]
@@ -234,10 +235,13 @@ fn print_speed(out: &mut dyn Write, placement: &Placement, speed: &Speed) -> Res
     writeln!(out, "\nat most {first:.1} tokens a second, {last:.1} behind {context} tokens")?;
     let (device, host) = empty.bytes;
     write!(out, "a token reads {} at {}/s", human_bytes(device), per_second(*bandwidth))?;
-    if let Some(host_bandwidth) = host_bandwidth {
+    if placement.expert_slots.is_some() {
         let (host, percent) = (human_bytes(host), 100.0 * hit_rate);
-        let host_bandwidth = per_second(*host_bandwidth);
-        write!(out, ", and {host} of the host at {host_bandwidth}/s ({percent:.1} % hits)")?;
+        match host_bandwidth.map(per_second) {
+            Some(speed) => write!(out, ", and {host} of the host at {speed}/s")?,
+            None => write!(out, ", and {host} of the file, not counted in the speed")?,
+        }
+        write!(out, " ({percent:.1} % hits)")?;
     }
     Ok(writeln!(out)?)
 }

@@ -81,3 +81,37 @@ fn what_is_no_trace_is_refused() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("bodkin routing 1"), "{error}");
 }
+
+#[test]
+fn experts_without_room_have_slots_and_hits() {
+    let place = Place::new();
+    let (model, trace) = (model("qwen3moe-q4_k_m"), place.path("trace"));
+    let trace = trace.to_str().unwrap();
+    let bench = ["bench", &model, "--device", "cpu", "-p", "0", "-n", "64", "-r", "1"];
+    place.text(&[&bench[..], &["--record-routing", trace]].concat());
+    let plan = |flags: &[&str]| {
+        let common = ["plan", &model, "--device", "cpu", "--ctx-size", "1024", "--json"];
+        place.json(&[&common[..], flags].concat())
+    };
+    let (all, half) = (plan(&[]), plan(&["--expert-budget", "50%"]));
+    assert_eq!(all["expert_slots"], serde_json::Value::Null);
+    let [slots, experts] =
+        ["slots", "experts"].map(|key| half["expert_slots"][key].as_u64().unwrap());
+    assert_eq!(2 * slots, experts);
+    let number = |plan: &serde_json::Value, key: &str| plan[key].as_f64().unwrap();
+    assert!(number(&half, "weight_bytes") < number(&all, "weight_bytes"));
+    assert_eq!(number(&half, "host_expert_bytes"), 0.0, "they stay in the file");
+    // Larger steps read each expert from the file less often.
+    assert!(number(&half, "scratch_bytes") > 1.5 * number(&all, "scratch_bytes"));
+    let small = plan(&["--expert-budget", "50%", "--batch-size", "512"]);
+    assert_eq!(number(&small, "scratch_bytes"), number(&all, "scratch_bytes"));
+    let of_trace = plan(&["--expert-budget", "50%", "--routing", trace]);
+    let rates = [&half, &of_trace].map(|plan| number(plan, "hit_rate"));
+    assert!(
+        rates.iter().all(|rate| (0.2..1.0).contains(rate)) && rates[0] != rates[1],
+        "{rates:?}"
+    );
+    let output = place.run(&["plan", &model, "--device", "cpu", "--routing", trace]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("experts do not all fit"), "{error}");
+}
