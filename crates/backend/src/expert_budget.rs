@@ -1,4 +1,5 @@
-//! How many experts of a model have room in memory. This file must not know the memory.
+//! How many experts of a model have room in memory, and how long its cache remembers their use.
+//! This file must not know any device.
 
 /// How much memory the experts of a model may take.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

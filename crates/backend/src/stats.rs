@@ -36,13 +36,13 @@ pub struct ExpertStats {
 /// each step that chose it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpertCacheStats {
-    /// Experts that the device has room for.
+    /// Experts that have a slot in memory of the device.
     pub slots: usize,
-    /// Chosen experts that were on the device.
+    /// Chosen experts that had one.
     pub hits: u64,
-    /// Chosen experts that were read from memory of the host.
+    /// Chosen experts that were read from memory of the host, or on a CPU from the file.
     pub misses: u64,
-    /// Experts that were copied to the device.
+    /// Experts that were copied to a slot.
     pub fills: u64,
 }
 

@@ -49,7 +49,7 @@ pub(crate) struct Machine {
     /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N", alias = "n-gpu-layers")]
     pub(crate) gpu_layers: Option<usize>,
-    /// Memory for experts on the device, such as 24G or 40%
+    /// Memory for experts, such as 24G or 40%
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = expert_budget)]
     pub(crate) expert_budget: ExpertBudget,
     /// CPU threads [default: all cores]
@@ -58,7 +58,7 @@ pub(crate) struct Machine {
     /// Context size in tokens [default: the largest that fits]
     #[arg(short, long, value_name = "N")]
     pub(crate) ctx_size: Option<usize>,
-    /// Batch size: tokens per prefill chunk [default: 512; 2048 if experts do not fit]
+    /// Batch size: tokens per prefill chunk [default: 512 or 2048]
     #[arg(long, short_alias = 'b', alias = "ubatch-size", value_name = "N")]
     pub(crate) batch_size: Option<usize>,
     /// Keep weights in the file's layout: less memory, slower

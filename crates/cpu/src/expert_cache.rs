@@ -3,24 +3,28 @@
 //! It takes a free slot, or that of the expert with the lowest score (LRFU) if its own is higher:
 //! the threads pack its panels there when they multiply them.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 use bodkin_backend::{EXPERT_SCORE_DECAY, ExpertBudget, ExpertBytes, ExpertCacheStats};
 use bodkin_gguf::{File, Tensor};
-use bodkin_model::{Plan, WeightId};
+use bodkin_model::{Op, Plan, WeightId};
 
 use crate::config::Cpu;
 use crate::linear::{PackedLayout, PackedWeight};
 use crate::weights::{tensor, uses};
 
-/// Experts that are read from the file before threads need them.
-pub(crate) const READ_AHEAD: usize = 16;
-/// The share of the free memory that stays free for the pages of the file, if the budget is the
-/// free memory: one part in this number.
+/// The most experts of a layer that are read from the file before threads need them, and the most
+/// bytes of them if they are large.
+const READ_AHEAD: usize = 16;
+const READ_AHEAD_BYTES: usize = 128 << 20;
+/// By default one part in this number of the memory that is left for experts is kept free for pages
+/// of the file.
 const FILE_SHARE: u64 = 8;
 
-/// The name of a weight that could be cached if the file had its data as they are.
+/// The name of a weight that could be cached if the file held its bytes as they are, instead of
+/// others from which they are made.
 pub(crate) fn derived_weight(plan: &Plan, file: &File) -> Option<String> {
     let weights = plan.weights.iter().zip(uses(plan));
     let mut cached = weights.filter(|(_, uses)| uses.can_be_cached);
@@ -79,16 +83,18 @@ struct State {
     slot_of: Vec<Option<usize>>,
     /// The expert in each slot.
     experts: Vec<Option<usize>>,
-    /// Whether the running step has chosen each expert, and those of them that had no slot.
+    /// Whether the running step has chosen each expert.
     is_chosen: Vec<bool>,
-    /// Ascending.
+    /// The experts that it has chosen and that had no slot, ascending.
     missed: Vec<usize>,
+    /// The same, by falling score: the order in which they get slots.
+    by_score: Vec<usize>,
     stats: ExpertCacheStats,
 }
 
 /// Where a step finds an expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     /// Packed in a slot.
     Slot(usize),
     /// In the file, to be packed in a slot.
@@ -98,22 +104,32 @@ pub(crate) enum Place {
 }
 
 impl ExpertCache {
-    /// The caches of all routings, in order; none of those without cached weights.
-    pub(crate) fn all(plan: &Plan, file: &File, slots: Option<usize>) -> Vec<Option<ExpertCache>> {
-        let uses = uses(plan);
-        let cache = |ids: Vec<WeightId>| {
-            let slots = slots?;
-            let ids = ids.into_iter().filter(|id| uses[id.0].can_be_cached);
-            let weights = ids.map(|id| {
-                let weight = plan.weight(id);
-                let bytes = weight.bytes as usize / uses[id.0].matrices;
-                CachedWeight { id, tensor: tensor(file, weight).clone(), bytes }
-            });
-            let weights: Vec<CachedWeight> = weights.collect();
-            let experts = uses[weights.first()?.id.0].matrices;
-            Some(ExpertCache { weights, state: RwLock::new(State::new(experts, slots)) })
-        };
-        plan.routed_weights().into_iter().map(cache).collect()
+    /// The caches of all routings with cached weights, by the routing's operation.
+    pub(crate) fn all(
+        plan: &Plan,
+        file: &File,
+        slots: Option<usize>,
+    ) -> BTreeMap<usize, ExpertCache> {
+        let (uses, mut caches) = (uses(plan), BTreeMap::<usize, ExpertCache>::new());
+        let Some(slots) = slots else { return caches };
+        for op in &plan.ops {
+            let &Op::ExpertLinear { route: Some(route), weight: id, experts, .. } = op else {
+                continue;
+            };
+            if !uses[id.0].can_be_cached {
+                continue;
+            }
+            let other = caches.iter().find(|(_, cache)| cache.position(id).is_some());
+            assert!(other.is_none(), "{} is read once", plan.weight(id).name);
+            let new = || {
+                let state = RwLock::new(State::new(experts, slots));
+                ExpertCache { weights: Vec::new(), state }
+            };
+            let (weight, cache) = (plan.weight(id), caches.entry(route.0).or_insert_with(new));
+            let (tensor, bytes) = (tensor(file, weight).clone(), weight.bytes as usize / experts);
+            cache.weights.push(CachedWeight { id, tensor, bytes });
+        }
+        caches
     }
 
     fn state(&self) -> RwLockReadGuard<'_, State> {
@@ -132,12 +148,12 @@ impl ExpertCache {
     }
 
     /// Where the running step finds an expert that it has chosen.
-    pub(crate) fn place(&self, expert: usize) -> Place {
+    pub(crate) fn location(&self, expert: usize) -> Location {
         let state = self.state();
         match (state.slot_of[expert], state.is_missed(expert)) {
-            (Some(slot), false) => Place::Slot(slot),
-            (Some(slot), true) => Place::NewSlot(slot),
-            (None, _) => Place::File,
+            (Some(slot), false) => Location::Slot(slot),
+            (Some(slot), true) => Location::NewSlot(slot),
+            (None, _) => Location::File,
         }
     }
 
@@ -158,12 +174,19 @@ impl ExpertCache {
         self.weights.iter().position(|weight| weight.id == id)
     }
 
+    /// How many experts to read before threads need them.
+    pub(crate) fn read_ahead(&self) -> usize {
+        let bytes: usize = self.weights.iter().map(|weight| weight.bytes).sum();
+        (READ_AHEAD_BYTES / bytes.max(1)).clamp(1, READ_AHEAD)
+    }
+
     /// The number of the layer's weights.
     pub(crate) fn weights(&self) -> usize {
         self.weights.len()
     }
 
-    /// Releases the pages of the file that a step has read, so that they do not push out others.
+    /// Unmaps the pages of the file that a step has read, so that the system drops them first when
+    /// memory is short.
     pub(crate) fn after_step(&self, file: &File) {
         for &expert in &self.state().missed {
             for weight in &self.weights {
@@ -194,6 +217,7 @@ impl State {
             experts: vec![None; slots],
             is_chosen: vec![false; experts],
             missed: Vec::with_capacity(experts),
+            by_score: Vec::with_capacity(experts),
             stats: ExpertCacheStats { slots, ..ExpertCacheStats::default() },
         }
     }
@@ -218,8 +242,11 @@ impl State {
             }
         }
         self.stats.misses += self.missed.len() as u64;
-        for i in 0..self.missed.len() {
-            let expert = self.missed[i];
+        let scores = &self.scores;
+        self.by_score.clone_from(&self.missed);
+        self.by_score.sort_unstable_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
+        for i in 0..self.by_score.len() {
+            let expert = self.by_score[i];
             if let Some(slot) = self.free_slot(self.scores[expert]) {
                 self.slot_of[expert] = Some(slot);
                 if let Some(victim) = self.experts[slot].replace(expert) {
@@ -273,6 +300,15 @@ mod tests {
         assert_eq!(missed, expected);
         let counted = (state.stats.hits, state.stats.misses, state.stats.fills);
         assert_eq!(counted, (2, 5, 4));
+    }
+
+    #[test]
+    fn of_the_missed_the_highest_score_gets_the_slot() {
+        // 2 keeps the slot until its score is below those of 0 and 1, of which 1 was used before.
+        let steps: [&[usize]; 6] = [&[2], &[2], &[1], &[], &[], &[0, 1]];
+        let (missed, _) = run(3, 1, &steps);
+        assert_eq!(missed[2], [(1, false)]);
+        assert_eq!(missed[5], [(0, false), (1, true)]);
     }
 
     #[test]

@@ -99,7 +99,8 @@ fn cgroup_memory(groups: &str, root: &Path) -> Option<u64> {
 fn rest_v2(group: &Path) -> Option<u64> {
     let limits = ["memory.max", "memory.high"].map(|name| number(group, name));
     let limit = limits.into_iter().flatten().min()?;
-    Some(limit.saturating_sub(number(group, "memory.current")?))
+    let used = number(group, "memory.current")?.saturating_sub(file_cache(group, ""));
+    Some(limit.saturating_sub(used))
 }
 
 /// The rest of a group of version 1. Its statistics include the limits of groups above it, also of
@@ -111,7 +112,19 @@ fn rest_v1(group: &Path) -> Option<u64> {
         .find_map(|line| line.strip_prefix("hierarchical_memory_limit ")?.trim().parse().ok());
     let own = number(group, "memory.limit_in_bytes");
     let limit = [own, inherited].into_iter().flatten().min()?;
-    Some(limit.saturating_sub(number(group, "memory.usage_in_bytes")?))
+    let used = number(group, "memory.usage_in_bytes")?.saturating_sub(file_cache(group, "total_"));
+    Some(limit.saturating_sub(used))
+}
+
+/// Bytes of files that the system keeps in a group's memory, and drops when others need it.
+fn file_cache(group: &Path, prefix: &str) -> u64 {
+    let statistics = std::fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
+    let bytes = |name: &str| -> Option<u64> {
+        let name = format!("{prefix}{name} ");
+        let line = statistics.lines().find_map(|line| line.strip_prefix(name.as_str()))?;
+        line.trim().parse().ok()
+    };
+    ["inactive_file", "active_file"].into_iter().filter_map(bytes).sum()
 }
 
 fn number(group: &Path, name: &str) -> Option<u64> {
@@ -162,6 +175,9 @@ mod tests {
         assert_eq!(rest(&files, "1:name=systemd:/x\n0::/a/b/c\n"), Some(50));
         files.push(("a/b/c/memory.current", "960"));
         assert_eq!(rest(&files, "0::/a/b/c\n"), Some(0));
+        // Pages of files can be dropped.
+        files.push(("a/b/c/memory.stat", "anon 1\ninactive_file 30\nactive_file 20\n"));
+        assert_eq!(rest(&files, "0::/a/b/c\n"), Some(40));
     }
 
     #[test]
@@ -180,6 +196,9 @@ mod tests {
         assert_eq!(rest(&files), Some(1000));
         files.push(("memory/a/b/memory.stat", "cache 1\nhierarchical_memory_limit 2500\n"));
         assert_eq!(rest(&files), Some(500));
+        files.push(("memory/a/memory.stat", "inactive_file 9\ntotal_inactive_file 300\n"));
+        files.push(("memory/a/b/memory.stat", "total_active_file 70\n"));
+        assert_eq!(rest(&files), Some(1300));
         assert_eq!(cgroup_memory("9:cpu:/a\n", tree(&files).path()), None);
     }
 }

@@ -98,7 +98,10 @@ impl Backend for Cpu {
         let slots = model::expert_slots(self, &plan, limits);
         if let Some(weight) = expert_cache::derived_weight(&plan, file).filter(|_| slots.is_some())
         {
-            let what = format!("a cache of experts that are converted when read (`{weight}`)");
+            let what = format!(
+                "experts that stay in the file, as that has `{weight}` in another form (`bodkin \
+                 quantize` writes the usual one)"
+            );
             return Err(Error::Unsupported { backend: self.name(), what });
         }
         let weights = weights::load(self, &plan, file, slots, &mut pool, progress);

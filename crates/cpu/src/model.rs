@@ -1,5 +1,6 @@
 //! A loaded model: all memory that steps need, and how a step is set up on it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -273,7 +274,7 @@ impl CpuModel {
         limits: &Limits,
         pool: Pool,
         (weights, weight_layouts): (Vec<LoadedWeight>, Vec<WeightLayout>),
-        caches: Vec<Option<ExpertCache>>,
+        mut caches: BTreeMap<usize, ExpertCache>,
     ) -> CpuModel {
         let thresholded = thresholded(cpu, &plan);
         let program = lower(&plan, cpu.isa, cpu.fusions, &thresholded);
@@ -282,9 +283,8 @@ impl CpuModel {
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");
         let table = |rope: &Rope| rope.table(rope.factors.map(vector));
         let ropes = program.ropes.iter().map(table).collect();
-        let mut caches = caches.into_iter().peekable();
-        let routed = program.permutations.iter().map(|permutation| permutation.route.is_some());
-        let caches = routed.map(|is_routed| caches.next_if(|_| is_routed).flatten()).collect();
+        let permutations = program.permutations.iter();
+        let caches = permutations.map(|p| p.op.and_then(|op| caches.remove(&op))).collect();
         CpuModel {
             window_indices: plan.window_indices(),
             positions: Vec::with_capacity(limits.tokens),

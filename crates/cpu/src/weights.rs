@@ -2,6 +2,7 @@
 //! else becomes f32.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bodkin_backend::{Progress, WeightLayout};
@@ -10,12 +11,12 @@ use bodkin_model::{Op, Plan, Weight, WeightId};
 
 use crate::autotune::{pack_dense, pack_sparse, speedup};
 use crate::config::{Cpu, Sparse};
+use crate::isa::Isa;
 use crate::linear::{
     ActivationFormat, PackedLayout, PackedWeight, SourceRows, float_layout, has_columns,
     pack_columns,
 };
 use crate::pool::Pool;
-use crate::shared::Shared;
 
 /// A weight in every representation that the plan uses.
 #[derive(Default)]
@@ -30,11 +31,16 @@ pub(crate) struct LoadedWeight {
 
 /// A packed matrix that steps replace.
 pub(crate) struct WeightSlot {
-    /// What matmuls read.
-    pub(crate) matrix: PackedWeight,
-    /// Its panels, to write to.
-    pub(crate) panels: Shared<u8>,
+    matrix: PackedWeight,
+    /// The first byte of its panels, to write to.
+    start: *mut u8,
 }
+
+// SAFETY: the pointer is to memory of the matrix, and `pack` requires that threads write different
+// panels, which no other thread reads.
+unsafe impl Send for WeightSlot {}
+// SAFETY: as for Send.
+unsafe impl Sync for WeightSlot {}
 
 impl LoadedWeight {
     /// Memory for some of the matrices.
@@ -47,8 +53,25 @@ impl LoadedWeight {
 impl WeightSlot {
     fn new(layout: PackedLayout, rows: usize, cols: usize) -> WeightSlot {
         let mut matrix = PackedWeight::zeroed(layout, rows, cols);
-        let panels = Shared::new(matrix.panels_mut().expect("it is dense"));
-        WeightSlot { matrix, panels }
+        let start = matrix.start_mut().expect("it is dense");
+        WeightSlot { matrix, start }
+    }
+
+    /// What matmuls read.
+    pub(crate) fn matrix(&self) -> &PackedWeight {
+        &self.matrix
+    }
+
+    /// Packs some panels of an expert of the same size.
+    ///
+    /// # Safety
+    /// No other thread reads or writes these panels before the next barrier.
+    pub(crate) unsafe fn pack(&self, isa: Isa, expert: &PackedWeight, panels: Range<usize>) {
+        assert!(panels.end <= self.matrix.panels(), "panel {}", panels.end);
+        let bytes = self.matrix.panel_bytes();
+        assert_eq!(expert.panel_bytes(), bytes, "experts of one size");
+        // SAFETY: the panels lie in the matrix; the caller keeps other threads off them.
+        unsafe { expert.pack_into(isa, panels.clone(), self.start.add(bytes * panels.start)) }
     }
 }
 
@@ -61,8 +84,9 @@ pub(crate) struct Uses {
     pub(crate) vector: bool,
     /// The columns, if these operations read them one after the other; 0 otherwise.
     columns: usize,
-    /// Whether it is of experts that tokens choose, which can be cached. Sparse weights are not:
-    /// they are small already.
+    /// Whether it is of experts that tokens choose, which can be cached. Sparse weights are not, as
+    /// they are small already, nor are formats without a layout of their own: all values decide
+    /// how they are packed.
     pub(crate) can_be_cached: bool,
 }
 
@@ -88,8 +112,10 @@ pub(crate) fn uses(plan: &Plan) -> Vec<Uses> {
         vectors.for_each(|id| uses[id.0].vector = true);
     }
     let routed = plan.routed_weights();
-    let dense = routed.iter().flatten().filter(|id| plan.weight(**id).format.base().is_none());
-    dense.for_each(|id| uses[id.0].can_be_cached = true);
+    let is_native = |id: &&WeightId| PackedLayout::native(plan.weight(**id).format).is_some();
+    let dense = |id: &&WeightId| plan.weight(**id).format.base().is_none();
+    let cached = routed.iter().flatten().filter(dense).filter(is_native);
+    cached.for_each(|id| uses[id.0].can_be_cached = true);
     uses
 }
 

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use bodkin_backend::{
-    Backend, Batch, KvType, Limits, Model, PAGE_TOKENS, PageTable, RowOutput, SamplingParams, Span,
-    Step,
+    Backend, Batch, ExpertBudget, KvType, Limits, Model, PAGE_TOKENS, PageTable, RowOutput,
+    SamplingParams, Span, Step,
 };
 use bodkin_cpu::{Cpu, Isa, Sparse};
 use bodkin_gguf::File;
@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Models with all types of weights, norms, windows and caps.
-const MODELS: [&str; 4] = ["llama-q4_k_m", "llama-f16", "qwen2-q8_0", "gemma3"];
+const MODELS: [&str; 5] = ["llama-q4_k_m", "llama-f16", "qwen2-q8_0", "gemma3", "qwen3moe-q4_k_m"];
 
 /// Decode steps that warm up, and those whose allocations are counted.
 const WARM_UP: usize = 4;
@@ -64,6 +64,7 @@ fn steps_allocate_nothing() {
                         sparse: Sparse::Always,
                         skip_inputs: threads == 2,
                         kv_type: [KvType::Auto, KvType::Q8_0][threads - 1],
+                        expert_budget: ExpertBudget::Share(1.0 / threads as f64),
                         ..Cpu::new(Some(threads)).unwrap()
                     },
                 );

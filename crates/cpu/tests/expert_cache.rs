@@ -105,3 +105,25 @@ fn cached_experts_change_no_bit() {
     }
     assert!(tried >= 4, "{tried} models with experts");
 }
+
+#[test]
+fn experts_that_the_file_has_in_another_form_are_refused() {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+    let mut file = bodkin_model::open(models.join("qwen3moe-q4_k_m.gguf")).unwrap();
+    let name = "blk.0.ffn_up_exps.weight";
+    let stored = file.tensor(name).unwrap().clone();
+    file.retain_tensors(|tensor| tensor.name != name);
+    let (format, shape) = (stored.format, stored.shape.clone());
+    file.add_tensor(name, format, &shape, move |file: &File| file.data(&stored).to_vec()).unwrap();
+    let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
+    let limits = Limits { tokens: 1, outputs: 1, pages: vec![1], state_slots: 0 };
+    let file = Arc::new(file);
+    let load = |share| {
+        let expert_budget = ExpertBudget::Share(share);
+        let cpu = Cpu { expert_budget, ..Cpu::new(Some(1)).unwrap() };
+        cpu.load(Arc::clone(&plan), &file, &limits, &|_, _| ())
+    };
+    assert!(load(1.0).is_ok());
+    let error = load(0.5).err().unwrap().to_string();
+    assert!(error.contains(name) && error.contains("bodkin quantize"), "{error}");
+}

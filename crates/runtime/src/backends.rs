@@ -68,12 +68,16 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
                 return Err(Error::option("gpu_layers", expected, format!("`{device}`")));
             }
         };
-        // The budget is that of the GPU.
-        let options = Options { expert_budget: ExpertBudget::Auto, ..options.clone() };
+        // The budget is that of the GPU; the layers of the CPU are loaded whole.
+        let options = Options { expert_budget: ExpertBudget::Share(1.0), ..options.clone() };
         return Ok(Box::new(LayerSplit::new(cpu(&options, reporter)?, gpu, layers)));
     }
     let sparse_is_set = !matches!(options.sparse, Sparse::Auto);
-    let has_budget = options.expert_budget != ExpertBudget::Auto;
+    let has_budget = match options.expert_budget {
+        ExpertBudget::Auto => false,
+        ExpertBudget::Share(share) => share < 1.0,
+        ExpertBudget::Bytes(_) => true,
+    };
     let implies_cpu =
         options.threads.is_some() || options.no_repack || sparse_is_set || skips_inputs;
     match kind {

@@ -270,6 +270,8 @@ fn limits(plan: &Plan, context: usize, step: usize) -> Limits {
     }
 }
 
+/// Without cached experts: with less memory, fewer are.
 fn bytes(file: &ModelFile, backend: &dyn Backend, limits: &Limits) -> u64 {
-    total_bytes(&file.memory(backend, limits))
+    let memory = file.memory(backend, limits);
+    total_bytes(&memory) - memory.cached_expert_bytes
 }

@@ -288,36 +288,50 @@ impl ModelFile {
             }
             None => {
                 let budget = self.available_memory(backend) / 2;
+                let memory = |context| self.memory(backend, &sized(context).limits(&self.plan));
+                // No context is worth reading experts from outside the device.
+                let have_room = memory(MIN_CONTEXT).expert_slots.is_none();
                 let fits = |context| {
-                    let limits = sized(context).limits(&self.plan);
-                    let memory = self.memory(backend, &limits);
-                    // With a longer context, fewer experts are cached.
+                    let memory = memory(context);
+                    // Where experts are cached anyway, fewer are with a longer context.
                     total_bytes(&memory) - memory.cached_expert_bytes <= budget
+                        && (memory.expert_slots.is_none() || !have_room)
                 };
                 longest_that_fits(self.plan.context_length, fits)
             }
         };
         self.plan_for(context)?;
         let mut sizes = sized(context);
-        if options.batch_size.is_none() && self.prefers_large_batches(backend, &sizes) {
-            sizes.step_tokens = STREAMING_STEP_TOKENS.min(context.saturating_mul(parallel));
-        }
+        let step_tokens = self.step_tokens(options, backend, &sizes.limits(&self.plan))?;
+        sizes.step_tokens = match step_tokens {
+            STREAMING_STEP_TOKENS => step_tokens.min(context.saturating_mul(parallel)),
+            _ => step_tokens,
+        };
         let chosen = format!("context of {context} tokens, batches of {}", sizes.step_tokens);
         self.reporter.detail(&chosen);
         Ok(sizes)
     }
 
-    /// Whether the model's experts do not all have room, so that each step of a prompt reads most
-    /// of them again, and larger steps fit.
-    fn prefers_large_batches(&self, backend: &dyn Backend, sizes: &EngineOptions) -> bool {
-        let memory = |step_tokens| {
-            let sizes = EngineOptions { step_tokens, ..*sizes };
-            self.memory(backend, &sizes.limits(&self.plan))
-        };
-        let fits = |memory| total_bytes(&memory) <= self.available_memory(backend);
-        memory(sizes.step_tokens).expert_slots.is_some()
-            && sizes.context > sizes.step_tokens
-            && fits(memory(STREAMING_STEP_TOKENS))
+    /// The most tokens of a step with these options, for limits that are sized for other steps.
+    ///
+    /// # Errors
+    /// If the batch size is out of range.
+    pub fn step_tokens(
+        &self,
+        options: &Options,
+        backend: &dyn Backend,
+        limits: &Limits,
+    ) -> Result<usize> {
+        let tokens = options.step_tokens()?;
+        match options.batch_size {
+            None if self.caches_experts(backend, limits) => Ok(STREAMING_STEP_TOKENS),
+            _ => Ok(tokens),
+        }
+    }
+
+    /// Whether not all experts have room, so that each step of a prompt reads most of the others.
+    fn caches_experts(&self, backend: &dyn Backend, limits: &Limits) -> bool {
+        self.memory(backend, limits).expert_slots.is_some()
     }
 
     /// Plans the model again for sequences of up to `context` tokens: the position encoding of some

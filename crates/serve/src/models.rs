@@ -7,7 +7,9 @@ mod entry;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bodkin::{DeviceKind, Encoder, Error as RuntimeError, Model, ModelFile, Options, Reporter};
+use bodkin::{
+    DeviceKind, Encoder, Error as RuntimeError, ExpertBudget, Model, ModelFile, Options, Reporter,
+};
 use serde_json::{Map, Value, json};
 use tokio::task::spawn_blocking;
 
@@ -145,8 +147,13 @@ impl ModelPool {
 
     /// Loads a model.
     async fn load(&self, entry: &Arc<Entry>, evicts: bool) -> Result<Loaded> {
+        // A model is rather loaded whole without the idle ones than with few experts beside them.
+        let mut is_whole = evicts && self.load.expert_budget == ExpertBudget::Auto;
         loop {
             let (source, mut options) = (entry.spec.source.clone(), self.load.clone());
+            if is_whole {
+                options.expert_budget = ExpertBudget::Share(1.0);
+            }
             let used: u64 = self.entries.iter().filter_map(|e| Some(e.loaded()?.bytes)).sum();
             options.memory_bytes = self.memory_bytes.map(|bytes| bytes.saturating_sub(used));
             let (embeds, reporter) = (self.embeds, self.reporter.clone());
@@ -155,6 +162,9 @@ impl ModelPool {
                 task.await.map_err(|_| ApiError::internal("loading the model panicked"))?;
             let is_too_large = matches!(result, Err(RuntimeError::OutOfMemory { .. }));
             if is_too_large && evicts && self.unload_idle().await {
+                continue;
+            }
+            if is_too_large && std::mem::take(&mut is_whole) {
                 continue;
             }
             let mut loaded = result?;

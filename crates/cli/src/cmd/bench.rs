@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, KvType, StageProfile};
+use bodkin_backend::{Backend, KvType, Limits, StageProfile};
 use bodkin_engine::longest_text;
 use bodkin_eval::Recorder;
 
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// Output format
     #[arg(short, long, default_value = "md", value_name = "FORMAT")]
     output: Format,
-    /// Tokens per step [default: 512; encoders on GPUs 8192]
+    /// Tokens per step [default: 512, 2048 or 8192]
     #[arg(short, long, value_name = "N")]
     batch_size: Option<usize>,
     /// Print step split, stage times, expert counts and layouts
@@ -91,7 +91,7 @@ pub(crate) struct Args {
     /// Layers on the GPU: the last N, the others on the CPU
     #[arg(long, value_name = "N")]
     gpu_layers: Option<usize>,
-    /// Memory for experts on the device, such as 24G or 40%
+    /// Memory for experts, such as 24G or 40%
     #[arg(long, value_name = "SIZE", default_value = "auto",
           value_parser = arguments::expert_budget)]
     expert_budget: ExpertBudget,
@@ -137,7 +137,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let backend = machine.backend()?;
         let batch = match opened.plan.is_encoder() {
             true => machine.options().encoder_step_tokens(backend.as_ref())?,
-            false => machine.step_tokens()?,
+            false => {
+                let windows = opened.plan.windows().len();
+                let (tokens, outputs, pages) = (machine.step_tokens()?, 1, vec![1; windows]);
+                let limits = Limits { tokens, outputs, pages, state_slots: 1 };
+                opened.step_tokens(&machine.options(), backend.as_ref(), &limits)?
+            }
         };
         for &test in &tests {
             let recorder = recorder.as_mut();

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use bodkin::memory::{human_bytes, total_bytes};
 use bodkin::{Error, ExpertSlots, Options, Placement};
-use bodkin_backend::{Backend, DeviceKind};
+use bodkin_backend::{Backend, DeviceKind, EXPERT_SCORE_DECAY};
 use bodkin_eval::{Policy, RoutingTrace};
 use bodkin_model::{Part, Plan};
 use serde_json::json;
@@ -55,8 +55,6 @@ const HITS: [(f64, f64); 9] = [
     (75.0, 97.6),
     (100.0, 100.0),
 ];
-/// The decay of the policy that runs on devices.
-const DECAY: f64 = 0.8;
 
 /// The speed of one sequence.
 struct Speed {
@@ -136,7 +134,10 @@ fn hit_rate(slots: ExpertSlots, trace: Option<&RoutingTrace>) -> Result<f64> {
             found == expected,
             "--routing: expected a trace of {expected} experts, found {found}"
         );
-        return Ok(Policy::Lrfu(DECAY).run_all(trace, slots.slots).hits_percent() / 100.0);
+        return Ok(Policy::Lrfu(EXPERT_SCORE_DECAY.into())
+            .run_all(trace, slots.slots)
+            .hits_percent()
+            / 100.0);
     }
     let share = 100.0 * slots.slots as f64 / slots.experts as f64;
     let next = HITS.iter().position(|(x, _)| *x >= share).unwrap_or(HITS.len() - 1).max(1);

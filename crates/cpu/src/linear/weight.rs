@@ -131,10 +131,10 @@ impl PackedWeight {
         Packer { start, layout, rows, cols, panel_bytes, source, owner: PhantomData }
     }
 
-    /// The panels of a dense weight.
-    pub(crate) fn panels_mut(&mut self) -> Option<&mut [u8]> {
+    /// The first byte of dense panels, to write to.
+    pub(crate) fn start_mut(&mut self) -> Option<*mut u8> {
         match &mut self.store {
-            Store::Dense(memory) => Some(memory.bytes_mut()),
+            Store::Dense(memory) => Some(memory.start_mut()),
             Store::Source(..) | Store::Sparse(_) | Store::Columns(_) => None,
         }
     }

@@ -9,7 +9,7 @@ use bodkin_gguf::File;
 use bodkin_model::Rows;
 
 use super::context::StepContext;
-use crate::expert_cache::{ExpertCache, Place, READ_AHEAD};
+use crate::expert_cache::{ExpertCache, Location};
 use crate::linear::{ActivationFormats, OutRows, PackedWeight, matmul};
 use crate::pool::Worker;
 use crate::program::{ExpertPermutation, Linear, Operand};
@@ -23,9 +23,9 @@ struct ReadAhead<'a> {
     cache: Option<&'a ExpertCache>,
     file: &'a File,
     order: &'a [u32],
-    /// Those of the order that are in memory.
+    /// The number of experts at the start of the order that are in memory.
     present: usize,
-    /// Of the stage among the weights of its layer.
+    /// Which of the layer's weights this stage reads.
     weights: Range<usize>,
 }
 
@@ -45,7 +45,9 @@ impl<'a> ReadAhead<'a> {
     fn start(&self, worker: &Worker<'_>) {
         let Some(cache) = self.cache else { return };
         let missed = &self.order[self.present..];
-        for &expert in missed.iter().take(READ_AHEAD).skip(worker.index).step_by(worker.threads) {
+        for &expert in
+            missed.iter().take(cache.read_ahead()).skip(worker.index).step_by(worker.threads)
+        {
             cache.will_need(self.file, expert as usize, self.weights.start..cache.weights());
         }
     }
@@ -54,7 +56,7 @@ impl<'a> ReadAhead<'a> {
     fn advance(&self, at: usize) {
         let Some(cache) = self.cache else { return };
         if at >= self.present
-            && let Some(&expert) = self.order.get(at + READ_AHEAD)
+            && let Some(&expert) = self.order.get(at + cache.read_ahead())
         {
             cache.will_need(self.file, expert as usize, self.weights.clone());
         }
@@ -204,20 +206,17 @@ impl StepContext<'_> {
         let weight = &self.weights[linear.weight.0];
         let in_file = &weight.matrices[expert];
         let cache = self.caches[permutation].as_ref().filter(|_| !weight.slots.is_empty());
-        let (slot, is_new) = match cache.map(|cache| cache.place(expert)) {
-            None | Some(Place::File) => return in_file,
-            Some(Place::Slot(slot)) => (&weight.slots[slot], false),
-            Some(Place::NewSlot(slot)) => (&weight.slots[slot], true),
-        };
-        if is_new {
-            let bytes = in_file.panel_bytes();
-            // SAFETY: the caller's promise; the slot has the size of every expert.
-            unsafe {
-                let part = slot.panels.part_mut(bytes * panels.start..bytes * panels.end);
-                in_file.pack_into(self.isa, panels, part.as_mut_ptr());
+        match cache.map(|cache| cache.location(expert)) {
+            None | Some(Location::File) => in_file,
+            Some(Location::Slot(slot)) => weight.slots[slot].matrix(),
+            Some(Location::NewSlot(slot)) => {
+                let slot = &weight.slots[slot];
+                // SAFETY: the caller's promise; only chosen experts are read, and no slot of one
+                // is given away.
+                unsafe { slot.pack(self.isa, in_file, panels) };
+                slot.matrix()
             }
         }
-        &slot.matrix
     }
 
     /// Multiplies some panels of one expert with the tokens that chose it.

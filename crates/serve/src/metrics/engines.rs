@@ -275,9 +275,12 @@ const CACHE_METRICS: [Metric<ExpertCacheStats>; 4] = [
         c.slots as f64
     }),
     ("bodkin_expert_cache_hits", "Chosen experts that were on the device", true, |c| c.hits as f64),
-    ("bodkin_expert_cache_misses", "Chosen experts that were read from the host", true, |c| {
-        c.misses as f64
-    }),
+    (
+        "bodkin_expert_cache_misses",
+        "Chosen experts that were read from the host or the file",
+        true,
+        |c| c.misses as f64,
+    ),
     ("bodkin_expert_cache_copies", "Experts that were copied to the device", true, |c| {
         c.fills as f64
     }),
