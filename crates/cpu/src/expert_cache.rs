@@ -19,9 +19,8 @@ use crate::weights::{tensor, uses};
 /// bytes of them if they are large.
 const READ_AHEAD: usize = 16;
 const READ_AHEAD_BYTES: usize = 128 << 20;
-/// By default one part in this number of the memory that is left for experts is kept free for pages
-/// of the file.
-const FILE_SHARE: u64 = 8;
+/// By default one part in this number of the memory for experts is reserved for the page cache.
+const PAGE_CACHE_SHARE: u64 = 8;
 
 /// The name of a weight that could be cached if the file held its bytes as they are, instead of
 /// others from which they are made.
@@ -54,9 +53,9 @@ pub(crate) fn slots(cpu: &Cpu, plan: &Plan, others: u64) -> Option<usize> {
     match budget {
         // Without repacking, weights take no memory.
         ExpertBudget::Auto if !cpu.repack => None,
-        ExpertBudget::Auto => {
-            bytes.slots(budget, free).and_then(|_| bytes.slots(budget, free - free / FILE_SHARE))
-        }
+        ExpertBudget::Auto => bytes
+            .slots(budget, free)
+            .and_then(|_| bytes.slots(budget, free - free / PAGE_CACHE_SHARE)),
         _ => bytes.slots(budget, free),
     }
 }

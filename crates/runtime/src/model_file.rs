@@ -302,11 +302,7 @@ impl ModelFile {
         };
         self.plan_for(context)?;
         let mut sizes = sized(context);
-        let step_tokens = self.step_tokens(options, backend, &sizes.limits(&self.plan))?;
-        sizes.step_tokens = match step_tokens {
-            STREAMING_STEP_TOKENS => step_tokens.min(context.saturating_mul(parallel)),
-            _ => step_tokens,
-        };
+        sizes.step_tokens = self.step_tokens(options, backend, &sizes.limits(&self.plan))?;
         let chosen = format!("context of {context} tokens, batches of {}", sizes.step_tokens);
         self.reporter.detail(&chosen);
         Ok(sizes)
