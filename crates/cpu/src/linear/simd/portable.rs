@@ -6,6 +6,7 @@
 use half::{bf16, f16};
 
 use crate::linear::lanes::{Lanes, TWO_FOUR_COLUMNS};
+use crate::vector::portable;
 
 /// 16 lanes as arrays.
 #[derive(Copy, Clone)]
@@ -118,7 +119,7 @@ impl Lanes for Portable {
     #[inline]
     unsafe fn from_f16(at: *const u8) -> [f32; 16] {
         let bytes = at.cast::<[[u8; 2]; 16]>().read();
-        lanes(|i| f16::from_le_bytes(bytes[i]).to_f32_const())
+        portable::from_f16(bytes.map(u16::from_le_bytes))
     }
 
     #[inline]
@@ -149,7 +150,7 @@ impl Lanes for Portable {
 
     #[inline]
     unsafe fn fma(a: [f32; 16], b: [f32; 16], c: [f32; 16]) -> [f32; 16] {
-        lanes(|i| a[i].mul_add(b[i], c[i]))
+        portable::fma(a, b, c)
     }
 
     #[inline]
