@@ -13,7 +13,7 @@ const SPINS: u32 = 4_000;
 /// Times that an idle worker yields before it sleeps.
 const YIELDS: u32 = 50;
 
-/// Held by the pool that runs.
+/// Held by the pool that runs, unless it has one thread, which waits for no other.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// A fixed number of threads; the caller of [`Pool::run`] is one of them.
@@ -142,8 +142,8 @@ impl Pool {
     /// # Panics
     /// If `function` panics on any thread. The pool cannot be used any more then.
     pub(crate) fn run(&mut self, function: &(dyn Fn(&Worker<'_>) + Sync)) {
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let threads = self.threads();
+        let _turn = (threads > 1).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
         assert!(!self.shared.barrier.is_broken.load(SeqCst), "a thread of the pool has panicked");
         // SAFETY: only the lifetime changes; this function returns after the last use.
         let job: Job = unsafe {
