@@ -42,6 +42,16 @@ impl Report {
         }
     }
 
+    /// Adds what another thread found.
+    pub(super) fn add(&mut self, other: Report) {
+        self.passed += other.passed;
+        self.failures.extend(other.failures);
+        self.not_covered.extend(other.not_covered);
+        for (limit, value) in other.worst {
+            self.worst(limit, value);
+        }
+    }
+
     /// Notes a value that is to stay below a limit.
     pub(super) fn worst(&mut self, limit: f64, value: f64) {
         match self.worst.iter_mut().find(|(other, _)| *other == limit) {

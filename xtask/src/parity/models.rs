@@ -4,6 +4,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use bodkin_backend::{Backend, Batch, DeviceKind, Limits, Model, Reference};
@@ -44,20 +45,41 @@ pub(crate) fn run(kit: &Path, chosen: &Selection) -> Result<Report> {
         backends.push(Box::new(Cpu { isa, ..Cpu::new(Some(1))? }));
     }
     let wanted = &chosen.backend;
-    match super::kit::gpu(wanted)? {
+    let gpu = super::kit::gpu(wanted)?;
+    // The reference and CPUs have one thread each.
+    let workers = if gpu.is_some() { 1 } else { std::thread::available_parallelism()?.get() };
+    match gpu {
         Some(gpu) => backends = vec![gpu],
         None => backends.retain(|backend| backend.name().starts_with(wanted.as_str())),
     }
     ensure!(!backends.is_empty(), "--backend: no backend's name starts with `{wanted}`");
-    for backend in &backends {
-        run_on(kit, &chosen.model, backend.as_ref(), &mut report)?;
+    let names = names(kit, &chosen.model)?;
+    let runs: Vec<(&dyn Backend, &str)> = backends
+        .iter()
+        .flat_map(|backend| names.iter().map(|name| (backend.as_ref(), name.as_str())))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut report = Report::default();
+        while let Some((backend, name)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            run_one(kit, name, *backend, &mut report).with_context(|| (*name).to_owned())?;
+        }
+        Ok::<Report, anyhow::Error>(report)
+    };
+    let reports = std::thread::scope(|scope| {
+        let started: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        started.into_iter().map(|worker| worker.join().expect("no panic")).collect::<Vec<_>>()
+    });
+    for other in reports {
+        report.add(other?);
     }
     report.not_covered.sort();
     report.not_covered.dedup();
     Ok(report)
 }
 
-fn run_on(kit: &Path, start: &str, backend: &dyn Backend, report: &mut Report) -> Result<()> {
+/// The models of the kit whose names begin so.
+fn names(kit: &Path, start: &str) -> Result<Vec<String>> {
     let mut names: Vec<String> = std::fs::read_dir(kit.join("models"))
         .with_context(|| format!("{}: no folder `models`", kit.display()))?
         .filter_map(|entry| {
@@ -67,24 +89,25 @@ fn run_on(kit: &Path, start: &str, backend: &dyn Backend, report: &mut Report) -
     ensure!(!names.is_empty(), "{}: no models", kit.display());
     names.retain(|name| name.starts_with(start));
     names.sort();
-    for name in names {
-        let gguf = kit.join("models").join(format!("{name}.gguf"));
-        let json = std::fs::read_to_string(gguf.with_extension("json"))?;
-        let case: Value = serde_json::from_str(&json)?;
-        let file = Arc::new(bodkin_model::open(&gguf)?);
-        match bodkin_model::plan(file.metadata(), file.tensors()) {
-            Ok(plan) => {
-                let check = Check { name: &name, case: &case, file: &file, backend };
-                if plan.is_encoder() { check.embeddings(report)? } else { check.all(report)? }
-            }
-            Err(
-                error @ (bodkin_model::Error::UnknownArchitecture { .. }
-                | bodkin_model::Error::Unsupported(_)),
-            ) => {
-                report.not_covered.push(format!("{name}: {error}"));
-            }
-            Err(error) => report.failures.push(format!("{name}: {error}")),
+    Ok(names)
+}
+
+fn run_one(kit: &Path, name: &str, backend: &dyn Backend, report: &mut Report) -> Result<()> {
+    let gguf = kit.join("models").join(format!("{name}.gguf"));
+    let case = super::kit::read_json(&gguf.with_extension("json"))?;
+    let file = Arc::new(bodkin_model::open(&gguf)?);
+    match bodkin_model::plan(file.metadata(), file.tensors()) {
+        Ok(plan) => {
+            let check = Check { name, case: &case, file: &file, backend };
+            if plan.is_encoder() { check.embeddings(report)? } else { check.all(report)? }
         }
+        Err(
+            error @ (bodkin_model::Error::UnknownArchitecture { .. }
+            | bodkin_model::Error::Unsupported(_)),
+        ) => {
+            report.not_covered.push(format!("{name}: {error}"));
+        }
+        Err(error) => report.failures.push(format!("{name}: {error}")),
     }
     Ok(())
 }

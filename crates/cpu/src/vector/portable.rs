@@ -137,8 +137,8 @@ fn fma_of_each(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES
     std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
 }
 
-/// The numbers of halves. A half's bits, shifted to where f32 has its exponent and mantissa, are the
-/// number divided by 2^112, below the normal numbers of halves too.
+/// The numbers of halves. A half's bits, shifted to where f32 has its exponent and mantissa, are
+/// the number divided by 2^112, below the normal numbers of halves too.
 #[inline]
 pub(crate) fn from_f16(halves: [u16; LANES]) -> [f32; LANES] {
     halves.map(|half| {
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn multiplications_and_additions_are_rounded_once() {
-        // All exponents, few bits in the mantissa: sums that cancel, end halfway, or leave the range.
+        // All exponents, few bits in the mantissa: sums cancel, end halfway, or leave the range.
         let mut state = 1u64;
         let mut number = || {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
