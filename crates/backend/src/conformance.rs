@@ -39,7 +39,7 @@ use prompt::{Feeding, run_prompt, run_prompt_observed};
 /// What a backend got wrong, one line each with the operation, format and shape; empty if it got
 /// everything right.
 pub fn check(backend: &dyn Backend) -> Vec<String> {
-    let mut failures = check_named(backend, "");
+    let mut failures = check_named(backend, |_| true);
     failures.extend(check_steps(backend));
     failures
 }
@@ -61,10 +61,10 @@ pub fn check_steps(backend: &dyn Backend) -> Vec<String> {
     failures
 }
 
-/// What a backend got wrong in the cases whose names contain a text.
-pub fn check_named(backend: &dyn Backend, text: &str) -> Vec<String> {
+/// What a backend got wrong in the cases with such names.
+pub fn check_named(backend: &dyn Backend, is_chosen: impl Fn(&str) -> bool) -> Vec<String> {
     let mut failures = Vec::new();
-    for case in cases(backend).filter(|case| case.name.contains(text)) {
+    for case in cases(backend).filter(|case| is_chosen(&case.name)) {
         if let Err(error) = check_case(backend, case, &mut failures) {
             failures.push(format!("{}: {error}", case.name));
         }
@@ -78,19 +78,22 @@ pub fn check_named(backend: &dyn Backend, text: &str) -> Vec<String> {
 /// # Errors
 /// What the backend says about the first case that it cannot run.
 pub fn logits(backend: &dyn Backend) -> Result<Vec<(String, Vec<f32>)>> {
-    logits_named(backend, "")
+    logits_named(backend, |_| true)
 }
 
-/// The logits of the cases whose names contain a text.
+/// The logits of the cases with such names.
 ///
 /// # Errors
 /// What the backend says about the first case that it cannot run.
-pub fn logits_named(backend: &dyn Backend, text: &str) -> Result<Vec<(String, Vec<f32>)>> {
+pub fn logits_named(
+    backend: &dyn Backend,
+    is_chosen: impl Fn(&str) -> bool,
+) -> Result<Vec<(String, Vec<f32>)>> {
     let run = |case: &Case| {
         let mut model = case.load(backend)?;
         Ok((case.name.clone(), run_prompt(model.as_mut(), case, Feeding::Whole)?))
     };
-    cases(backend).filter(|case| case.name.contains(text)).map(run).collect()
+    cases(backend).filter(|case| is_chosen(&case.name)).map(run).collect()
 }
 
 /// All cases, or those that keep keys and values where a backend has them otherwise than usual.

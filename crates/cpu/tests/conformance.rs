@@ -24,8 +24,7 @@ fn cpu(threads: usize, isa: Isa) -> Cpu {
 #[test]
 fn every_isa_conforms() {
     for isa in Isa::available() {
-        let failures = conformance::check(&cpu(1, isa));
-        assert!(failures.is_empty(), "{isa}:\n{}", failures.join("\n"));
+        check(&cpu(1, isa));
     }
 }
 
@@ -35,10 +34,25 @@ fn every_isa_conforms_with_other_keys_and_values() {
     let has_own_attention = |isa: &Isa| isa.name() != "amx-emulated";
     for kv_type in [KvType::F16, KvType::Q8_0] {
         for isa in Isa::available().filter(has_own_attention) {
-            let failures = conformance::check(&Cpu { kv_type, ..cpu(1, isa) });
-            assert!(failures.is_empty(), "{isa} {kv_type:?}:\n{}", failures.join("\n"));
+            check(&Cpu { kv_type, ..cpu(1, isa) });
         }
     }
+}
+
+/// The cases that the portable code is too slow for. Its bits in them are those of other levels all
+/// the same: see [`every_isa_has_the_bits_of_the_portable_code`].
+const LARGE_CASES: [&str; 5] =
+    ["decoder F16", "wide decoder", "many rows", "Indexer", "value_dim: 216"];
+
+/// The cases that every feeding and setting is tried with.
+fn is_tried(isa: Isa) -> impl Fn(&str) -> bool {
+    move |name| isa != Isa::Portable || !LARGE_CASES.iter().any(|large| name.contains(large))
+}
+
+fn check(cpu: &Cpu) {
+    let mut failures = conformance::check_named(cpu, is_tried(cpu.isa));
+    failures.extend(conformance::check_steps(cpu));
+    assert!(failures.is_empty(), "{cpu:?}:\n{}", failures.join("\n"));
 }
 
 /// The portable code fuses multiplications and additions too, so a model's text does not depend on
@@ -59,14 +73,16 @@ fn every_isa_has_the_bits_of_the_portable_code() {
 
 #[test]
 fn threads_conform() {
-    let failures = conformance::check(&cpu(2, Isa::detect()));
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    check(&cpu(2, Isa::detect()));
 }
 
-#[test]
-fn threads_fusions_repacking_zeros_and_cached_experts_change_no_bit() {
-    for isa in Isa::available() {
-        let wanted = conformance::logits(&cpu(1, isa)).unwrap();
+/// Threads, fusions, repacking, zeros and cached experts.
+fn check_settings(isas: impl Iterator<Item = Isa>) {
+    for isa in isas {
+        let logits = |cpu: &Cpu| {
+            conformance::logits_named(cpu, is_tried(cpu.isa)).expect("no case is refused")
+        };
+        let wanted = logits(&cpu(1, isa));
         for (threads, fusions, repack, sparse, experts) in [
             (1, Fusions::NONE, true, Sparse::Never, 0.5),
             (1, ROWS, true, Sparse::Always, 1.0),
@@ -81,7 +97,7 @@ fn threads_fusions_repacking_zeros_and_cached_experts_change_no_bit() {
             let expert_budget = ExpertBudget::Share(experts);
             let setting = cpu(threads, isa);
             let setting = Cpu { fusions, repack, sparse, skip_inputs, expert_budget, ..setting };
-            let found = conformance::logits(&setting).unwrap();
+            let found = logits(&setting);
             assert_eq!(found.len(), wanted.len());
             for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
                 let same = found.iter().zip(wanted).all(|(f, w)| f.to_bits() == w.to_bits());
@@ -89,4 +105,14 @@ fn threads_fusions_repacking_zeros_and_cached_experts_change_no_bit() {
             }
         }
     }
+}
+
+#[test]
+fn settings_change_no_bit() {
+    check_settings(Isa::available().filter(|&isa| isa != Isa::Portable));
+}
+
+#[test]
+fn settings_change_no_bit_of_the_portable_code() {
+    check_settings([Isa::Portable].into_iter());
 }
