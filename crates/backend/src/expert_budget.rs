@@ -13,6 +13,17 @@ pub enum ExpertBudget {
     Share(f64),
 }
 
+impl ExpertBudget {
+    /// Whether it asks for less than all experts.
+    pub fn is_limit(self) -> bool {
+        match self {
+            ExpertBudget::Auto => false,
+            ExpertBudget::Bytes(_) => true,
+            ExpertBudget::Share(share) => share < 1.0,
+        }
+    }
+}
+
 /// What multiplies an expert's score in each step, in the cache of experts. Each step that chooses
 /// the expert then adds 1.
 pub const EXPERT_SCORE_DECAY: f32 = 0.8;

@@ -73,15 +73,10 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
         return Ok(Box::new(LayerSplit::new(cpu(&options, reporter)?, gpu, layers)));
     }
     let sparse_is_set = !matches!(options.sparse, Sparse::Auto);
-    let has_budget = match options.expert_budget {
-        ExpertBudget::Auto => false,
-        ExpertBudget::Share(share) => share < 1.0,
-        ExpertBudget::Bytes(_) => true,
-    };
     let implies_cpu =
         options.threads.is_some() || options.no_repack || sparse_is_set || skips_inputs;
     match kind {
-        ("wgpu", _) if has_budget => {
+        ("wgpu", _) if options.expert_budget.is_limit() => {
             let expected = "device `auto`, `cpu` or `cuda[:N,..]`";
             Err(Error::option("expert_budget", expected, format!("`{device}`")))
         }

@@ -94,7 +94,15 @@ impl Model {
         let backend = backend(options, file.reporter())?;
         let sizes = file.engine_options(options, backend.as_ref())?;
         let limits = sizes.limits(&file.plan);
-        let bytes = total_bytes(&file.memory(backend.as_ref(), &limits));
+        let memory = file.memory(backend.as_ref(), &limits);
+        if options.expert_budget.is_limit() && memory.expert_slots.is_none() {
+            let reason = match file.plan.routed_layers().is_empty() {
+                true => "the model has no experts",
+                false => "all experts fit, or the device does not cache experts of their format",
+            };
+            file.reporter().note(&format!("expert-budget changes nothing: {reason}"));
+        }
+        let bytes = total_bytes(&memory);
         let model = file.load(backend.as_ref(), &limits)?;
         let store = match &options.cache_dir {
             None => None,

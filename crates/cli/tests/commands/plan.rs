@@ -83,6 +83,23 @@ fn what_is_no_trace_is_refused() {
 }
 
 #[test]
+fn a_budget_of_experts_that_changes_nothing_is_named() {
+    let place = Place::new();
+    for (name, expected) in [("llama", "has no experts"), ("qwen3moe-q4_k_m", "all experts fit")] {
+        let common = ["run", &model(name), "--device", "cpu", "-n", "1", "a"];
+        let output = place.run(&[&common[..], &["--expert-budget", "8G"]].concat());
+        assert!(output.status.success());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            said.contains("expert-budget changes nothing") && said.contains(expected),
+            "{said}"
+        );
+        let said = String::from_utf8(place.run(&common).stderr).unwrap();
+        assert!(!said.contains("expert-budget"), "{said}");
+    }
+}
+
+#[test]
 fn experts_without_room_have_slots_and_hits() {
     let place = Place::new();
     let (model, trace) = (model("qwen3moe-q4_k_m"), place.path("trace"));
