@@ -109,6 +109,34 @@ fn an_idle_model_makes_room_for_another() {
     assert!(!output.status.success() && stderr.contains("are missing"), "{stderr}");
 }
 
+/// Experts are cached beside an idle model only if they do not all fit without it.
+#[test]
+fn an_idle_model_makes_room_for_all_experts() {
+    let (llama, moe) = (kit("llama.gguf"), kit("qwen3moe-q4_k_m.gguf"));
+    let paths = [llama.to_str().unwrap(), moe.to_str().unwrap()];
+    let small = ["--ctx-size", "256", "--parallel", "1", "--batch-size", "16"];
+    let bytes = |paths: &[&str]| {
+        let server = Server::with(&[paths, &small].concat());
+        paths.iter().for_each(|path| {
+            let name = Path::new(path).file_stem().unwrap().to_str().unwrap();
+            assert_eq!(complete(&server, name), 200);
+        });
+        server.metric("bodkin_model_bytes") as u64
+    };
+    let (both, alone) = (bytes(&paths), bytes(&paths[1..]));
+    assert!(alone < both);
+    for (memory, has_all) in [(both - 1, true), (alone - 1, false)] {
+        let memory = memory.to_string();
+        let server = Server::with(&[&paths[..], &small, &["--memory", &memory]].concat());
+        for name in ["llama", "qwen3moe-q4_k_m"] {
+            assert_eq!(complete(&server, name), 200);
+        }
+        assert_eq!(statuses(&server), ["unloaded", "loaded"]);
+        let metrics = server.get("/metrics").body;
+        assert_eq!(metrics.contains("bodkin_expert_cache_slots{"), !has_all, "{metrics}");
+    }
+}
+
 /// A prompt is not read again by a server that was killed and started anew, and a torn page does
 /// no harm.
 #[test]
