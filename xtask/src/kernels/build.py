@@ -5,7 +5,9 @@ becomes OUT/*.ptx for compute capability 8.0 and later, and OUT/*.cubin for Hopp
 lies its PTX. Fails if a kernel needs more registers than there are.
 """
 
+import concurrent.futures
 import ctypes
+import itertools
 import pathlib
 import re
 import sys
@@ -44,29 +46,38 @@ def compile_one(nvrtc, source, headers, options):
     return program, log
 
 
-def main(nvrtc):
-    sources, out, hopper = map(pathlib.Path, sys.argv[1:4])
+def build(source, headers, out, hopper):
+    nvrtc = library()
+    program, _ = compile_one(nvrtc, source, headers, ["-arch=compute_80"])
+    ptx = read(nvrtc, program, "PTX").rstrip(b"\0")
+    (out / source.with_suffix(".ptx").name).write_bytes(ptx)
+    options = ["-arch=sm_90a", "--ptxas-options=-v"]
+    program, log = compile_one(nvrtc, source, headers, options)
+    cubin, ptx = read(nvrtc, program, "CUBIN"), read(nvrtc, program, "PTX").rstrip(b"\0")
+    (out / source.with_suffix(".cubin").name).write_bytes(cubin)
+    (hopper / source.with_suffix(".cubin").name).write_bytes(cubin)
+    (hopper / source.with_suffix(".ptx").name).write_bytes(ptx)
+    kernels = re.findall(r"entry function '(\w+)'", log)
+    # Of kernels, and of functions that are not part of one.
+    functions = re.findall(r"properties for (\w+)\s.*?(\d+) bytes spill stores, (\d+)", log, re.S)
+    spilled = [name for name, stores, loads in functions if stores != "0" or loads != "0"]
+    if spilled or not kernels or len(functions) < len(kernels):
+        sys.exit(f"{source.name}: registers are spilled in {', '.join(spilled) or 'all'}")
+    return f"{source.name}: {len(kernels)} kernels"
+
+
+def main():
+    folder, out, hopper = map(pathlib.Path, sys.argv[1:4])
     names = sys.argv[4:]
-    headers = sorted(sources.glob("*.cu*"))
-    for source in sorted(sources.glob("*.cu")):
-        if names and source.stem not in names:
-            continue
-        program, _ = compile_one(nvrtc, source, headers, ["-arch=compute_80"])
-        ptx = read(nvrtc, program, "PTX").rstrip(b"\0")
-        (out / source.with_suffix(".ptx").name).write_bytes(ptx)
-        options = ["-arch=sm_90a", "--ptxas-options=-v"]
-        program, log = compile_one(nvrtc, source, headers, options)
-        cubin, ptx = read(nvrtc, program, "CUBIN"), read(nvrtc, program, "PTX").rstrip(b"\0")
-        (out / source.with_suffix(".cubin").name).write_bytes(cubin)
-        (hopper / source.with_suffix(".cubin").name).write_bytes(cubin)
-        (hopper / source.with_suffix(".ptx").name).write_bytes(ptx)
-        kernels = re.findall(r"entry function '(\w+)'", log)
-        # Of kernels, and of functions that are not part of one.
-        functions = re.findall(r"properties for (\w+)\s.*?(\d+) bytes spill stores, (\d+)", log, re.S)
-        spilled = [name for name, stores, loads in functions if stores != "0" or loads != "0"]
-        if spilled or not kernels or len(functions) < len(kernels):
-            sys.exit(f"{source.name}: registers are spilled in {', '.join(spilled) or 'all'}")
-        print(f"{source.name}: {len(kernels)} kernels")
+    sources = [source for source in folder.glob("*.cu") if not names or source.stem in names]
+    # The largest first, so that all cores have work until the end.
+    sources.sort(key=lambda source: source.stat().st_size, reverse=True)
+    # A program takes one core.
+    with concurrent.futures.ProcessPoolExecutor() as pool:
+        common = map(itertools.repeat, (sorted(folder.glob("*.cu*")), out, hopper))
+        for line in pool.map(build, sources, *common):
+            print(line, flush=True)
 
 
-main(library())
+if __name__ == "__main__":
+    main()
