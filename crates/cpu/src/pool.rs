@@ -1,6 +1,7 @@
 //! A pool of threads that run one function together, with barriers. A step of the model is one call
 //! of [`Pool::run`]. Barriers between its stages spin, because a stage takes microseconds. The
-//! pools of a process take turns, as threads that spin would take the cores from each other.
+//! pools of a process that have several threads take turns, as threads that spin would take the
+//! cores from each other.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
