@@ -301,14 +301,16 @@ impl ModelFile {
             }
         };
         self.plan_for(context)?;
-        let mut sizes = sized(context);
-        sizes.step_tokens = self.step_tokens(options, backend, &sizes.limits(&self.plan))?;
+        let with_steps = |step_tokens| EngineOptions { step_tokens, ..sized(context) };
+        let limits = |step_tokens| with_steps(step_tokens).limits(&self.plan);
+        let sizes = with_steps(self.step_tokens(options, backend, limits)?);
         let chosen = format!("context of {context} tokens, batches of {}", sizes.step_tokens);
         self.reporter.detail(&chosen);
         Ok(sizes)
     }
 
-    /// The most tokens of a step with these options, for limits that are sized for other steps.
+    /// The most tokens of a step with these options, for a model whose limits with steps of any
+    /// size are `limits`.
     ///
     /// # Errors
     /// If the batch size is out of range.
@@ -316,18 +318,18 @@ impl ModelFile {
         &self,
         options: &Options,
         backend: &dyn Backend,
-        limits: &Limits,
+        limits: impl Fn(usize) -> Limits,
     ) -> Result<usize> {
         let tokens = options.step_tokens()?;
-        match options.batch_size {
-            None if self.caches_experts(backend, limits) => Ok(STREAMING_STEP_TOKENS),
-            _ => Ok(tokens),
+        if options.batch_size.is_some() {
+            return Ok(tokens);
         }
-    }
-
-    /// Whether not all experts have room, so that each step of a prompt reads most of the others.
-    fn caches_experts(&self, backend: &dyn Backend, limits: &Limits) -> bool {
-        self.memory(backend, limits).expert_slots.is_some()
+        let memory = |tokens| self.memory(backend, &limits(tokens));
+        // Each step of a prompt reads most of the experts that have no room.
+        let reads_experts = memory(tokens).expert_slots.is_some();
+        let has_room =
+            || total_bytes(&memory(STREAMING_STEP_TOKENS)) <= self.available_memory(backend);
+        Ok(if reads_experts && has_room() { STREAMING_STEP_TOKENS } else { tokens })
     }
 
     /// Plans the model again for sequences of up to `context` tokens: the position encoding of some

@@ -139,9 +139,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
             true => machine.options().encoder_step_tokens(backend.as_ref())?,
             false => {
                 let windows = opened.plan.windows().len();
-                let (tokens, outputs, pages) = (machine.step_tokens()?, 1, vec![1; windows]);
-                let limits = Limits { tokens, outputs, pages, state_slots: 1 };
-                opened.step_tokens(&machine.options(), backend.as_ref(), &limits)?
+                let limits = |tokens| {
+                    let pages = vec![1; windows];
+                    Limits { tokens, outputs: 1, pages, state_slots: 1 }
+                };
+                opened.step_tokens(&machine.options(), backend.as_ref(), limits)?
             }
         };
         for &test in &tests {

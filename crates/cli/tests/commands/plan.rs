@@ -122,6 +122,11 @@ fn experts_without_room_have_slots_and_hits() {
     assert!(number(&half, "scratch_bytes") > 1.5 * number(&all, "scratch_bytes"));
     let small = plan(&["--expert-budget", "50%", "--batch-size", "512"]);
     assert_eq!(number(&small, "scratch_bytes"), number(&all, "scratch_bytes"));
+    // But not where their scratch has no room.
+    let between = (number(&small, "total_bytes") + number(&half, "total_bytes")) / 2.0;
+    let between = between.round().to_string();
+    let limited = plan(&["--expert-budget", "50%", "--memory", &between]);
+    assert_eq!(number(&limited, "scratch_bytes"), number(&small, "scratch_bytes"));
     let of_trace = plan(&["--expert-budget", "50%", "--routing", trace]);
     let rates = [&half, &of_trace].map(|plan| number(plan, "hit_rate"));
     assert!(
