@@ -292,6 +292,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn hits_are_those_of_the_documents() {
+        let text = include_str!("../../../../docs/experts.md");
+        let rows = text.lines().skip_while(|line| !line.starts_with("| hits, % of choices"));
+        let row = |label: &str| {
+            let mut rows = rows.clone().take_while(|line| line.starts_with('|'));
+            let found = rows.find(|line| line.contains(label)).expect(label);
+            let cells = found
+                .split('|')
+                .filter_map(|cell| cell.trim_end_matches([' ', '%']).trim().parse().ok());
+            cells.collect::<Vec<f64>>()
+        };
+        let policy = row(&format!("LRFU {EXPERT_SCORE_DECAY} "));
+        let documented = row("hits").into_iter().zip(policy);
+        let ends = [(0.0, 0.0), (100.0, 100.0)];
+        let all = ends[..1].iter().copied().chain(documented).chain(ends[1..].iter().copied());
+        assert_eq!(all.collect::<Vec<_>>(), HITS);
+    }
+
+    #[test]
     fn hits_lie_between_those_of_the_table() {
         let rate =
             |slots, experts| hit_rate(ExpertSlots { slots, experts, layers: 1 }, None).unwrap();
