@@ -55,6 +55,10 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     let kind = device.split_once(':').unwrap_or((device, ""));
     let expects_cpu =
         |found: &str| Err(Error::option("activation_sparsity", "device `cpu`", found));
+    if options.gpu_layers == Some(0) && matches!(kind, ("auto" | "cpu", "")) {
+        // What has no layer on a GPU needs none.
+        return cpu(options, reporter);
+    }
     if let Some(layers) = options.gpu_layers {
         if skips_inputs {
             return expects_cpu("gpu_layers");

@@ -156,6 +156,7 @@ fn settings_change_the_next_answer() {
     chat.say("/regenerate", "ww\r\n");
     chat.say("/set", "max-tokens           2");
     chat.expect("top-k                40");
+    chat.say("/set top-k", "top-k                40");
     chat.say("/set nonsense 1", "unknown setting nonsense; /set lists the settings");
     chat.say("/set top-k many", "invalid value 'many' for '--top-k <K>'");
     chat.say(
@@ -166,6 +167,19 @@ fn settings_change_the_next_answer() {
     chat.expect(" tokens, 2 turns");
     chat.expect("max-tokens           2");
     chat.leave("/exit\r");
+}
+
+#[test]
+fn an_answer_does_not_command_the_terminal() {
+    let place = Place::new();
+    // Token 221 is the escape character, and 207 the carriage return.
+    for (bias, shown) in [("221+1000", "\u{fffd}\u{fffd}\u{fffd}\r\n"), ("207+1000", "\r\n")] {
+        let args = ["run", &model("llama"), "Hello", "-n", "3", "--quiet", "--logit-bias", bias];
+        assert_eq!(Terminal::start(place.bodkin(&args)).rest().0, shown);
+    }
+    // Whoever reads it from a pipe gets it as it is.
+    let args = ["run", &model("llama"), "Hello", "-n", "3", "--logit-bias", "221+1000"];
+    assert_eq!(place.text(&args), "\x1b\x1b\x1b\n");
 }
 
 #[test]

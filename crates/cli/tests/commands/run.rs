@@ -281,6 +281,10 @@ fn names_of_flags_in_llama_cpp_work() {
     }
     let error = stderr(&place.run(&["run", &model, "Hello", "-ngl", "1", "--device", "cpu"]));
     assert!(error.contains("--gpu-layers"), "{error}");
+    // No layers on a GPU need none.
+    for device in ["cpu", "auto"] {
+        place.text(&["run", &model, "Hello", "-n", "1", "-ngl", "0", "--device", device]);
+    }
     // After `--` and as a value, text is text.
     let literal = place.json(&["run", "--temp", "0", "-n", "3", "--json", "--", &model, "-sys"]);
     assert_eq!(literal["generated_tokens"], 3);

@@ -54,7 +54,7 @@ const COMMANDS: [Command; 10] = [
     Command {
         names: &["/set"],
         argument: "NAME VALUE",
-        about: "change a setting; without NAME, list them",
+        about: "change a setting; without VALUE, show it; without NAME, all",
         run: set,
     },
     Command {
@@ -171,7 +171,9 @@ fn regenerate(session: &mut Session, _: &str) -> Result<Next> {
         return Ok(Next::Prompt);
     };
     if session.repeats_itself() {
-        eprintln!("the answer is the same again, at temperature 0 and with a fixed seed");
+        eprintln!(
+            "the answer is the same again if no setting has changed: its seed is fixed, or the temperature 0"
+        );
     }
     answer(session, &prompt)?;
     Ok(Next::Prompt)
@@ -184,7 +186,14 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
     }
     let is_end = |c: char| c.is_whitespace() || c == '=';
     let (name, value) = argument.split_once(is_end).unwrap_or((argument, ""));
-    let flag = format!("--{}={}", name.replace('_', "-"), value.trim());
+    let name = name.replace('_', "-");
+    let lines = session.setting_lines();
+    let current = lines.iter().find(|line| line.split(' ').next() == Some(argument));
+    if let Some(current) = current {
+        eprintln!("{current}");
+        return Ok(Next::Prompt);
+    }
+    let flag = format!("--{name}={}", value.trim());
     let mut changed = Set { settings: session.settings.clone() };
     match changed.try_update_from(["/set", &flag]) {
         Ok(()) => session.apply(changed.settings)?,

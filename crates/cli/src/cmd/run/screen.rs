@@ -50,7 +50,7 @@ impl AnswerText {
     pub(super) fn push(&mut self, text: &str) -> Result<()> {
         match &mut self.wrap {
             Some(wrap) => {
-                let ready = wrap.push(text, columns());
+                let ready = wrap.push(&harmless(text), columns());
                 self.print(&ready)
             }
             None => self.print(text),
@@ -62,6 +62,12 @@ impl AnswerText {
         out.write_all(text.as_bytes())?;
         out.flush()
     }
+}
+
+/// The text of a model as a terminal may get it: with its line breaks and tabs, and nothing else
+/// that moves the cursor, changes colours or sets the title.
+fn harmless(text: &str) -> String {
+    text.replace('\r', "").replace(|c: char| c.is_control() && !"\n\t".contains(c), "\u{fffd}")
 }
 
 /// Columns of the terminal now.
