@@ -81,6 +81,12 @@ fn bar(what: &str, total_bytes: Option<u64>) -> ProgressBar {
     bar
 }
 
+/// A line on a terminal that is drawn only when its message changes, so that it disturbs nothing
+/// that is measured.
+pub(crate) fn line() -> ProgressBar {
+    ProgressBar::new_spinner().with_style(style("{msg}"))
+}
+
 pub(crate) fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the templates above are well formed")
 }

@@ -17,7 +17,7 @@ use bodkin_engine::longest_text;
 use bodkin_eval::Recorder;
 
 use crate::arguments::{self, Machine, describe, find, positive};
-use crate::output;
+use crate::{output, progress};
 use bodkin::memory::{kv_bytes, recurrent_bytes};
 use bodkin::{ExpertBudget, MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Sparse, within};
 use report::{Format, Row};
@@ -257,6 +257,20 @@ fn numbers(flag: &str, text: &str) -> Result<Vec<usize>> {
     Ok(out)
 }
 
+/// The nanoseconds of each run. The first run pages the weights in and is discarded.
+fn samples(session: &mut Session, test: Test, repetitions: usize) -> Result<Vec<u64>> {
+    let line = progress::line();
+    let mut run = |what: String| {
+        line.set_message(format!("{test}: {what}"));
+        session.run(test)
+    };
+    let warm_up = run("warm-up".to_owned());
+    let mut nth = |i| run(format!("run {i} of {repetitions}"));
+    let samples = warm_up.and_then(|_| (1..=repetitions).map(&mut nth).collect());
+    line.finish_and_clear();
+    samples
+}
+
 fn measure(
     opened: &ModelFile,
     backend: &dyn Backend,
@@ -267,10 +281,7 @@ fn measure(
 ) -> Result<Row> {
     let plan = &opened.plan;
     let mut session = Session::load(opened, backend, test, batch)?;
-    // The first run pages the weights in and is discarded.
-    session.run(test)?;
-    let samples_ns =
-        (0..args.repetitions.get()).map(|_| session.run(test)).collect::<Result<_>>()?;
+    let samples_ns = samples(&mut session, test, args.repetitions.get())?;
     if let Some(recorder) = recorder {
         session.record(test, recorder)?;
     }

@@ -43,6 +43,18 @@ fn tests(rows: &Value) -> Vec<&str> {
     rows.as_array().unwrap().iter().map(|row| row["test"].as_str().unwrap()).collect()
 }
 
+#[cfg(unix)]
+#[test]
+fn a_terminal_shows_what_is_measured() {
+    use crate::terminal::Terminal;
+    let place = Place::new();
+    let args = ["bench", &model("llama"), "-p", "8", "-n", "0", "-r", "2"];
+    let (shown, _) = Terminal::of_stderr(place.bodkin(&args)).rest();
+    for part in ["pp8: warm-up", "pp8: run 1 of 2", "pp8: run 2 of 2"] {
+        assert!(shown.contains(part), "{shown:?}");
+    }
+}
+
 #[test]
 fn a_table_has_a_row_for_each_test() {
     let table = bench(&Place::new(), &["-p", "8", "-n", "4", "-o", "md"]);

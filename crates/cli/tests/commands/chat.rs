@@ -177,7 +177,7 @@ fn an_answer_does_not_command_the_terminal() {
         let args = ["run", &model("llama"), "Hello", "-n", "3", "--quiet", "--logit-bias", bias];
         assert_eq!(Terminal::start(place.bodkin(&args)).rest().0, shown);
     }
-    // Whoever reads it from a pipe gets it as it is.
+    // A pipe gets it as it is.
     let args = ["run", &model("llama"), "Hello", "-n", "3", "--logit-bias", "221+1000"];
     assert_eq!(place.text(&args), "\x1b\x1b\x1b\n");
 }
@@ -189,7 +189,7 @@ fn a_conversation_is_saved_and_loaded() {
     first.say("/regenerate", "no answer yet");
     first.say("Hello", "xxx\r\n");
     first.say("/save talk.json", "saved 3 messages");
-    first.say("/regenerate", "the answer is the same again");
+    first.say("/regenerate", "gives the same again");
     first.expect("xxx\r\n");
     first.say("/show", " tokens, 1 turn\r\n");
     // A file that is no conversation stays.

@@ -6,6 +6,7 @@ use anyhow::Result;
 use bodkin_backend::{ExpertCacheStats, ExpertStats, KvType, StageProfile, WeightLayout};
 use serde_json::{Value, json};
 
+use super::session::Test;
 use super::timeline::{Split, Timeline};
 use bodkin::memory::human_bytes;
 
@@ -57,16 +58,10 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// As in llama-bench: `pp512`, `tg128 @ d4096`; several sequences are `tg128 x8`. A selected KV
-    /// type comes last: `tg128 @ d4096 kv q8_0`.
+    /// The test's name. A selected KV type comes last: `tg128 @ d4096 kv q8_0`.
     pub(crate) fn test(&self) -> String {
-        let test = match (self.prompt, self.sequences) {
-            (0, 1) => format!("tg{}", self.generate),
-            (0, n) => format!("tg{} x{n}", self.generate),
-            (n, 1) => format!("pp{n}"),
-            (n, texts) => format!("pp{n} x{texts}"),
-        };
-        let test = if self.depth > 0 { format!("{test} @ d{}", self.depth) } else { test };
+        let Row { prompt, generate, depth, sequences, .. } = *self;
+        let test = Test { prompt, generate, depth, sequences }.to_string();
         match self.kv_type {
             KvType::Auto => test,
             kv_type => format!("{test} kv {}", kv_type.name()),

@@ -1,5 +1,6 @@
 //! A loaded model that runs tests on random tokens.
 
+use std::fmt;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -33,6 +34,23 @@ impl Test {
     /// Tokens that are read or generated.
     pub(super) fn tokens(&self) -> usize {
         (self.prompt + self.generate) * self.sequences
+    }
+}
+
+/// As in llama-bench: `pp512`, `tg128 @ d4096`; several sequences are `tg128 x8`.
+impl fmt::Display for Test {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.prompt {
+            0 => write!(f, "tg{}", self.generate)?,
+            n => write!(f, "pp{n}")?,
+        }
+        if self.sequences > 1 {
+            write!(f, " x{}", self.sequences)?;
+        }
+        if self.depth > 0 {
+            write!(f, " @ d{}", self.depth)?;
+        }
+        Ok(())
     }
 }
 

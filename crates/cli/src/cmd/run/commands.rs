@@ -171,9 +171,7 @@ fn regenerate(session: &mut Session, _: &str) -> Result<Next> {
         return Ok(Next::Prompt);
     };
     if session.repeats_itself() {
-        eprintln!(
-            "the answer is the same again if no setting has changed: its seed is fixed, or the temperature 0"
-        );
+        eprintln!("with the same settings, a fixed seed or temperature 0 gives the same again");
     }
     answer(session, &prompt)?;
     Ok(Next::Prompt)
