@@ -324,12 +324,14 @@ impl ModelFile {
         if options.batch_size.is_some() {
             return Ok(tokens);
         }
-        let memory = |tokens| self.memory(backend, &limits(tokens));
-        // Each step of a prompt reads most of the experts that have no room.
-        let reads_experts = memory(tokens).expert_slots.is_some();
-        let has_room =
-            || total_bytes(&memory(STREAMING_STEP_TOKENS)) <= self.available_memory(backend);
-        Ok(if reads_experts && has_room() { STREAMING_STEP_TOKENS } else { tokens })
+        let [small, large] =
+            [tokens, STREAMING_STEP_TOKENS].map(|tokens| self.memory(backend, &limits(tokens)));
+        // Each step of a prompt reads most of the experts that have no slot. Decode needs the
+        // slots, so the scratch may not take half of them.
+        let slots = small.expert_slots.zip(large.expert_slots);
+        let leaves_slots = slots.is_some_and(|(small, large)| 2 * large > small);
+        let fits = total_bytes(&large) <= self.available_memory(backend);
+        Ok(if leaves_slots && fits { STREAMING_STEP_TOKENS } else { tokens })
     }
 
     /// Plans the model again for sequences of up to `context` tokens: the position encoding of some

@@ -25,7 +25,8 @@ pub struct Options {
     /// `auto`, `cpu`, or `cuda` with optional device numbers: `cuda:0,1`. `auto` is the first GPU
     /// that works, or else the CPU.
     pub device: String,
-    /// Put only the last layers on the GPU, and the others on the CPU.
+    /// Put only the last layers on the GPU, and the others on the CPU. None at all need no GPU,
+    /// unless `device` names one.
     pub gpu_layers: Option<usize>,
     /// How much memory of a device the experts of a model may take. A GPU reads the others from
     /// memory of the host, a CPU from the file.
@@ -34,9 +35,9 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Tokens of context; by default the model's own, or what fits into half of the free memory.
     pub ctx_size: Option<usize>,
-    /// The most tokens of one step, of a prompt or of several texts; by default 512, 2048 where not
-    /// all experts have room on the device, or 8192 of an encoder on a GPU, which short texts fill
-    /// no other way.
+    /// The most tokens of one step, of a prompt or of several texts; by default 512, or 8192 of an
+    /// encoder on a GPU, which short texts fill no other way. Of an engine's model whose experts do
+    /// not all have room on the device 2048, if the scratch of those leaves most of the slots.
     pub batch_size: Option<usize>,
     /// The most requests that run at the same time.
     pub parallel: usize,

@@ -175,7 +175,7 @@ fn hint(cache: &Cache<'_>, model: &str) -> String {
         Some((_, name)) => format!("; did you mean `{name}`?"),
         None => {
             let names: Vec<_> = known::ALL.iter().map(|known| known.name).collect();
-            format!("; known names are {}, and those of `bodkin list --known`", names.join(", "))
+            format!("; known names are {}, and more in `bodkin list --known`", names.join(", "))
         }
     }
 }

@@ -12,16 +12,16 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, KvType, Limits, StageProfile};
+use bodkin_backend::{Backend, KvType, StageProfile};
 use bodkin_engine::longest_text;
 use bodkin_eval::Recorder;
 
 use crate::arguments::{self, Machine, describe, find, positive};
 use crate::{output, progress};
 use bodkin::memory::{kv_bytes, recurrent_bytes};
-use bodkin::{ExpertBudget, MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Sparse, within};
+use bodkin::{ExpertBudget, MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Options, Sparse, within};
 use report::{Format, Row};
-use session::{Session, Test};
+use session::{Session, Test, decoder_limits};
 use timeline::Timeline;
 
 const AFTER: &str = "\
@@ -135,19 +135,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
             kv_type: args.kv_type,
         };
         let backend = machine.backend()?;
-        let batch = match opened.plan.is_encoder() {
-            true => machine.options().encoder_step_tokens(backend.as_ref())?,
-            false => {
-                let windows = opened.plan.windows().len();
-                let limits = |tokens| {
-                    let pages = vec![1; windows];
-                    Limits { tokens, outputs: 1, pages, state_slots: 1 }
-                };
-                opened.step_tokens(&machine.options(), backend.as_ref(), limits)?
-            }
-        };
+        let options = machine.options();
         for &test in &tests {
             let recorder = recorder.as_mut();
+            let batch = batch_size(&opened, &options, backend.as_ref(), test)?;
             rows.push(measure(&opened, backend.as_ref(), test, batch, &args, recorder)?);
         }
     }
@@ -264,11 +255,24 @@ fn samples(session: &mut Session, test: Test, repetitions: usize) -> Result<Vec<
         line.set_message(format!("{test}: {what}"));
         session.run(test)
     };
-    let warm_up = run("warm-up".to_owned());
-    let mut nth = |i| run(format!("run {i} of {repetitions}"));
-    let samples = warm_up.and_then(|_| (1..=repetitions).map(&mut nth).collect());
-    line.finish_and_clear();
-    samples
+    run("warm-up".to_owned())?;
+    (1..=repetitions).map(|i| run(format!("run {i} of {repetitions}"))).collect()
+}
+
+/// The most tokens of a step of a test.
+fn batch_size(
+    opened: &ModelFile,
+    options: &Options,
+    backend: &dyn Backend,
+    test: Test,
+) -> Result<usize> {
+    Ok(match opened.plan.is_encoder() {
+        true => options.encoder_step_tokens(backend)?,
+        false => {
+            let limits = |tokens| decoder_limits(&opened.plan, test, tokens);
+            opened.step_tokens(options, backend, limits)?
+        }
+    })
 }
 
 fn measure(

@@ -156,7 +156,7 @@ fn settings_change_the_next_answer() {
     chat.say("/regenerate", "ww\r\n");
     chat.say("/set", "max-tokens           2");
     chat.expect("top-k                40");
-    chat.say("/set top-k", "top-k                40");
+    chat.say("/set top_k", "top-k                40");
     chat.say("/set nonsense 1", "unknown setting nonsense; /set lists the settings");
     chat.say("/set top-k many", "invalid value 'many' for '--top-k <K>'");
     chat.say(

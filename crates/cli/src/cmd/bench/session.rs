@@ -12,6 +12,7 @@ use bodkin_backend::{
 };
 use bodkin_engine::{Pages, Sequence, embed, embedding_limits};
 use bodkin_eval::Recorder;
+use bodkin_model::Plan;
 
 use super::timeline::Timeline;
 
@@ -35,6 +36,19 @@ impl Test {
     pub(super) fn tokens(&self) -> usize {
         (self.prompt + self.generate) * self.sequences
     }
+
+    /// Tokens of the largest prefill chunk.
+    fn chunk(&self, batch_size: usize) -> usize {
+        batch_size.min(self.depth.max(self.prompt).max(1))
+    }
+}
+
+/// What a decoder is loaded for, to run a test with batches of `batch_size` tokens.
+pub(super) fn decoder_limits(plan: &Plan, test: Test, batch_size: usize) -> Limits {
+    let (step, n) = (test.chunk(batch_size), test.sequences);
+    let tokens = test.depth + test.prompt + test.generate;
+    let pages = Pages::needed(&plan.windows(), tokens, step.max(PAGE_TOKENS), n);
+    Limits { tokens: step.max(n), outputs: n, pages, state_slots: n }
 }
 
 /// As in llama-bench: `pp512`, `tg128 @ d4096`; several sequences are `tg128 x8`.
@@ -80,23 +94,20 @@ impl Session {
         batch_size: usize,
     ) -> Result<Session> {
         let plan = &opened.plan;
-        let step = batch_size.min((test.depth.max(test.prompt)).max(1));
-        let n = test.sequences;
-        let limits = if plan.is_encoder() {
-            embedding_limits(plan, &vec![vec![0; test.prompt]; n], batch_size)?
-        } else {
-            let tokens = test.depth + test.prompt + test.generate;
-            let pages = Pages::needed(&plan.windows(), tokens, step.max(PAGE_TOKENS), n);
-            Limits { tokens: step.max(n), outputs: n, pages, state_slots: n }
+        let limits = match plan.is_encoder() {
+            true => {
+                embedding_limits(plan, &vec![vec![0; test.prompt]; test.sequences], batch_size)?
+            }
+            false => decoder_limits(plan, test, batch_size),
         };
         let model = opened.load(backend, &limits)?;
         let pages = Pages::of(&*model);
-        let sequences = (0..n).map(|_| pages.unshared()).collect();
+        let sequences = (0..test.sequences).map(|_| pages.unshared()).collect();
         Ok(Session {
             model,
             pages,
             sequences,
-            step,
+            step: test.chunk(batch_size),
             random: 1,
             profiled: false,
             traced: false,

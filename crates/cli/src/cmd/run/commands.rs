@@ -186,8 +186,8 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
     let (name, value) = argument.split_once(is_end).unwrap_or((argument, ""));
     let name = name.replace('_', "-");
     let lines = session.setting_lines();
-    let current = lines.iter().find(|line| line.split(' ').next() == Some(argument));
-    if let Some(current) = current {
+    let mut of_name = lines.iter().filter(|line| line.split(' ').next() == Some(&name));
+    if let (false, Some(current)) = (argument.contains(is_end), of_name.next()) {
         eprintln!("{current}");
         return Ok(Next::Prompt);
     }

@@ -64,8 +64,8 @@ impl AnswerText {
     }
 }
 
-/// The text of a model as a terminal may get it: with its line breaks and tabs, and nothing else
-/// that moves the cursor, changes colours or sets the title.
+/// The text of a model as a terminal may get it: without the control characters that move the
+/// cursor, change colours or set the title. A carriage return before a newline says nothing more.
 fn harmless(text: &str) -> String {
     text.replace('\r', "").replace(|c: char| c.is_control() && !"\n\t".contains(c), "\u{fffd}")
 }
