@@ -37,9 +37,10 @@ pub(crate) fn is_of_output(error: &anyhow::Error) -> bool {
     error.chain().len() == 1 && error.is::<std::io::Error>()
 }
 
-/// Text from a file as it may be printed: escape sequences must not reach the terminal.
+/// Text from a file or a model as it may be printed: without the control characters that move the
+/// cursor, change colours or set the title.
 pub(crate) fn printable(text: &str) -> String {
-    text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
+    text.replace(|c: char| c.is_control() && !"\n\t".contains(c), "\u{fffd}")
 }
 
 /// The chain of causes, without those that the text before already ends with.

@@ -8,6 +8,14 @@ pub fn total_bytes(memory: &Memory) -> u64 {
     memory.weight_bytes + memory.state_bytes + memory.scratch_bytes
 }
 
+/// Whether a model takes the larger of two steps, by what it holds with either: each step of a
+/// prompt reads most of the experts that have no slot. Decode needs the slots, so the scratch of
+/// the larger step may not take half of them.
+pub(crate) fn takes_larger_steps(small: &Memory, large: &Memory, available: u64) -> bool {
+    let slots = small.expert_slots.zip(large.expert_slots);
+    slots.is_some_and(|(small, large)| 2 * large > small) && total_bytes(large) <= available
+}
+
 /// KV-cache bytes of a sequence of `tokens` tokens, which its last token reads.
 pub fn kv_bytes(plan: &Plan, backend: &dyn Backend, tokens: usize) -> u64 {
     let elements = |tokens| u128::from(plan.kv_elements(tokens));
@@ -41,4 +49,24 @@ pub fn human_bytes(bytes: u64) -> String {
         unit += 1;
     }
     format!("{value:.2} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_steps_leave_slots_for_decode() {
+        let memory = |scratch_bytes, expert_slots| Memory {
+            scratch_bytes,
+            expert_slots,
+            ..Memory::default()
+        };
+        let small = memory(10, Some(8));
+        let takes = |large| takes_larger_steps(&small, &large, 40);
+        assert!(takes(memory(40, Some(5))));
+        assert!(!takes(memory(40, Some(4))), "half of the slots");
+        assert!(!takes(memory(41, Some(8))), "no room");
+        assert!(!takes_larger_steps(&memory(10, None), &memory(40, Some(5)), 40), "all fit");
+    }
 }

@@ -12,7 +12,7 @@ use bodkin_model::{HyperParameters, Plan, Pooling};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-use crate::memory::{human_bytes, total_bytes};
+use crate::memory::{human_bytes, takes_larger_steps, total_bytes};
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
 use crate::source::{self, Check, Layer, Recommendation, Resolved};
@@ -195,7 +195,8 @@ impl ModelFile {
             hash.update(device.name);
         }
         // Both change what the cache holds, or how.
-        hash.update(format!("{:?} {:?}", options.gpu_layers, options.activation_sparsity));
+        let gpu_layers = options.gpu_layers.filter(|layers| *layers > 0);
+        hash.update(format!("{gpu_layers:?} {:?}", options.activation_sparsity));
         hash.update(backend.kv_type().name());
         hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -326,12 +327,8 @@ impl ModelFile {
         }
         let [small, large] =
             [tokens, STREAMING_STEP_TOKENS].map(|tokens| self.memory(backend, &limits(tokens)));
-        // Each step of a prompt reads most of the experts that have no slot. Decode needs the
-        // slots, so the scratch may not take half of them.
-        let slots = small.expert_slots.zip(large.expert_slots);
-        let leaves_slots = slots.is_some_and(|(small, large)| 2 * large > small);
-        let fits = total_bytes(&large) <= self.available_memory(backend);
-        Ok(if leaves_slots && fits { STREAMING_STEP_TOKENS } else { tokens })
+        let takes_large = takes_larger_steps(&small, &large, self.available_memory(backend));
+        Ok(if takes_large { STREAMING_STEP_TOKENS } else { tokens })
     }
 
     /// Plans the model again for sequences of up to `context` tokens: the position encoding of some

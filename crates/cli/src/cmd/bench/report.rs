@@ -29,11 +29,7 @@ pub(crate) struct Row {
     pub(crate) batch: usize,
     /// Data type of the KV cache, as selected.
     pub(crate) kv_type: KvType,
-    pub(crate) prompt: usize,
-    pub(crate) generate: usize,
-    pub(crate) depth: usize,
-    /// Sequences that ran in parallel.
-    pub(crate) sequences: usize,
+    pub(super) test: Test,
     pub(crate) time_unix_s: u64,
     /// Bytes read in one run of the test.
     pub(crate) bytes: u64,
@@ -60,8 +56,7 @@ pub(crate) struct Row {
 impl Row {
     /// The test's name. A selected KV type comes last: `tg128 @ d4096 kv q8_0`.
     pub(crate) fn test(&self) -> String {
-        let Row { prompt, generate, depth, sequences, .. } = *self;
-        let test = Test { prompt, generate, depth, sequences }.to_string();
+        let test = self.test.to_string();
         match self.kv_type {
             KvType::Auto => test,
             kv_type => format!("{test} kv {}", kv_type.name()),
@@ -69,7 +64,7 @@ impl Row {
     }
 
     fn rates(&self) -> Vec<f64> {
-        let tokens = ((self.prompt + self.generate) * self.sequences) as f64;
+        let tokens = self.test.tokens() as f64;
         self.samples_ns.iter().map(|&ns| tokens * 1e9 / ns as f64).collect()
     }
 
@@ -79,7 +74,7 @@ impl Row {
         let (operations, fastest) = self.encoder?;
         let runs = mean(&self.samples_ns.iter().map(|&ns| 1e9 / ns as f64).collect::<Vec<_>>());
         let speed = operations as f64 * runs;
-        Some([self.sequences as f64 * runs, speed, speed / fastest])
+        Some([self.test.sequences as f64 * runs, speed, speed / fastest])
     }
 
     fn bytes_per_second(&self) -> f64 {
@@ -120,10 +115,10 @@ impl Row {
             ("n_threads", json!(self.threads)),
             ("type_k", json!(self.kv_type.name())),
             ("type_v", json!(self.kv_type.name())),
-            ("n_prompt", json!(self.prompt)),
-            ("n_gen", json!(self.generate)),
-            ("n_depth", json!(self.depth)),
-            ("n_sequences", json!(self.sequences)),
+            ("n_prompt", json!(self.test.prompt)),
+            ("n_gen", json!(self.test.generate)),
+            ("n_depth", json!(self.test.depth)),
+            ("n_sequences", json!(self.test.sequences)),
             ("test", json!(self.test())),
             ("test_time_unix_s", json!(self.time_unix_s)),
             ("avg_ns", json!(mean(&times) as u64)),

@@ -179,15 +179,15 @@ fn regenerate(session: &mut Session, _: &str) -> Result<Next> {
 
 fn set(session: &mut Session, argument: &str) -> Result<Next> {
     if argument.is_empty() {
-        eprintln!("{}", session.setting_lines().join("\n"));
+        eprintln!("{}", session.setting_lines(None).join("\n"));
         return Ok(Next::Prompt);
     }
     let is_end = |c: char| c.is_whitespace() || c == '=';
     let (name, value) = argument.split_once(is_end).unwrap_or((argument, ""));
     let name = name.replace('_', "-");
-    let lines = session.setting_lines();
-    let mut of_name = lines.iter().filter(|line| line.split(' ').next() == Some(&name));
-    if let (false, Some(current)) = (argument.contains(is_end), of_name.next()) {
+    if !argument.contains(is_end)
+        && let [current] = &session.setting_lines(Some(&name))[..]
+    {
         eprintln!("{current}");
         return Ok(Next::Prompt);
     }

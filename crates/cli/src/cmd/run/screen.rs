@@ -7,6 +7,7 @@ use console::Term;
 
 use super::prefill::PrefillProgress;
 use super::soft_wrap::SoftWrap;
+use crate::errors::printable;
 
 /// Shows one answer.
 pub(super) struct Screen {
@@ -50,7 +51,9 @@ impl AnswerText {
     pub(super) fn push(&mut self, text: &str) -> Result<()> {
         match &mut self.wrap {
             Some(wrap) => {
-                let ready = wrap.push(&harmless(text), columns());
+                // A carriage return before a newline says nothing more.
+                let text = printable(&text.replace('\r', ""));
+                let ready = wrap.push(&text, columns());
                 self.print(&ready)
             }
             None => self.print(text),
@@ -62,12 +65,6 @@ impl AnswerText {
         out.write_all(text.as_bytes())?;
         out.flush()
     }
-}
-
-/// The text of a model as a terminal may get it: without the control characters that move the
-/// cursor, change colours or set the title. A carriage return before a newline says nothing more.
-fn harmless(text: &str) -> String {
-    text.replace('\r', "").replace(|c: char| c.is_control() && !"\n\t".contains(c), "\u{fffd}")
 }
 
 /// Columns of the terminal now.

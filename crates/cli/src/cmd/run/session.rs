@@ -281,15 +281,16 @@ impl Session {
             ("system", system.map_or("none".to_owned(), |message| message.content.clone())),
         ];
         let rows = rows.into_iter().map(|(name, value)| format!("{name:<20} {value}"));
-        Ok(rows.chain(self.setting_lines()).collect::<Vec<_>>().join("\n"))
+        Ok(rows.chain(self.setting_lines(None)).collect::<Vec<_>>().join("\n"))
     }
 
-    /// The settings that `/set` changes, one line each.
-    pub(super) fn setting_lines(&self) -> Vec<String> {
+    /// The settings that `/set` changes, one line each: all, or that of a name.
+    pub(super) fn setting_lines(&self, name: Option<&str>) -> Vec<String> {
         let max_tokens = self.request.max_tokens.map_or("none".to_owned(), |max| max.to_string());
         let mut rows = vec![("max-tokens", max_tokens)];
         rows.push(("stop", format!("{:?}", self.request.stop)));
         rows.extend(sampling::values(&self.request.sampling));
+        rows.retain(|(of_row, _)| name.is_none_or(|name| name == *of_row));
         rows.into_iter().map(|(name, value)| format!("{name:<20} {value}")).collect()
     }
 
