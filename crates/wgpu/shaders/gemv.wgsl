@@ -1,29 +1,8 @@
 // Matmuls of few rows: a workgroup computes ROWS rows of the weight for TOKENS rows of the list.
-// The sum of a product has the same order whatever is beside it: each thread adds its chunks, every
-// 64th, then the threads are added.
+// The sum of a product has the same order whatever is beside it: each thread adds its chunks, then
+// the threads are added.
 
-// The columns of an input row that the threads multiply at once, which each thread would read from
-// places far from its neighbours'. One vector behind each chunk keeps them in different banks.
-//@ for s STAGED
-var<workgroup> staged: array<vec4<f32>, THREADS * (QUADS + 1u)>;
-
-fn staged_columns(thread: u32) -> Columns {
-    let at = thread * (QUADS + 1u);
-    var sum = vec4<f32>();
-    //@ for j QUADS
-    let x{j} = staged[at + {j}u];
-    sum += x{j};
-    //@ end
-    let quads = array<vec4<f32>, QUADS>(
-        //@ for j QUADS
-        x{j},
-        //@ end
-    );
-    return Columns(quads, sum4(sum));
-}
-//@ end
-
-@compute @workgroup_size(64)
+@compute @workgroup_size(THREADS)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
@@ -44,11 +23,11 @@ fn main(
     //@ end
     let list_at = LISTS + 4u * param(LIST);
     // The first row of a list is in the header.
-    //@ for s STAGED
+    //@ for s ALONE
     let count = 1u;
     let at0 = batch[list_at + 2u] * param(INPUT_WIDTH);
     //@ end
-    //@ for s DIRECT
+    //@ for s SEVERAL
     let list = batch[list_at] + 2u * id.z * TOKENS;
     let count = min(batch[list_at + 1u] - id.z * TOKENS, TOKENS);
     //@ for n TOKENS
@@ -62,10 +41,10 @@ fn main(
     var out_row = 0u;
     var end = Finish();
     if finishes {
-        //@ for s STAGED
+        //@ for s ALONE
         out_row = batch[list_at + 3u];
         //@ end
-        //@ for s DIRECT
+        //@ for s SEVERAL
         out_row = batch[list + 2u * n + 1u];
         //@ end
         end = finish_of(i_end, out_row);
@@ -73,30 +52,14 @@ fn main(
     for (var start = 0u; start < chunks; start += THREADS) {
         // The next chunks are read while those here are multiplied.
         let i = start + thread;
+        //@ for n TOKENS
+        let x{n} = columns(at{n}, min(i, chunks - 1u));
+        //@ end
         let next = min(i + THREADS, chunks - 1u);
         //@ for r ROWS
         let next_w{r} = chunk(row{r} + next);
         //@ end
-        //@ for s STAGED
-        workgroupBarrier();
-        //@ for j QUADS
-        let q{j} = thread + {j}u * THREADS;
-        let staged{j} = input4(at0, min(start * QUADS + q{j}, chunks * QUADS - 1u));
-        //@ end
-        //@ for j QUADS
-        staged[q{j} + q{j} / QUADS] = staged{j};
-        //@ end
-        workgroupBarrier();
-        //@ end
         if i < chunks {
-            //@ for s STAGED
-            let x0 = staged_columns(thread);
-            //@ end
-            //@ for s DIRECT
-            //@ for n TOKENS
-            let x{n} = columns(at{n}, i);
-            //@ end
-            //@ end
             //@ for r ROWS
             //@ for n TOKENS
             sum{r}_{n} += dot_chunk(w{r}, x{n});

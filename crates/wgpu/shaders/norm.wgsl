@@ -19,16 +19,9 @@ const LAYER: u32 = 1u;
 const RESCALE: u32 = 2u;
 const CUTOFF: u32 = 3u;
 
-// Columns `c`, and three more of the thread, of the part that begins at `at`; zero beyond the last.
-// They are read together, so that the thread waits once.
-fn four(at: u32, c: u32) -> vec4<f32> {
-    let last = param(COLS) - 1u;
-    //@ for j 4
-    let x{j} = input[at + min(c + {j}u * THREADS, last)];
-    //@ end
-    let columns = vec4(c) + vec4(0u, THREADS, 2u * THREADS, 3u * THREADS);
-    return select(vec4<f32>(), vec4(x0, x1, x2, x3), columns <= vec4(last));
-}
+// Columns that a thread reads together, so that it waits once. Of those behind the last, the last
+// is read.
+const STEP: u32 = 8u * THREADS;
 
 @compute @workgroup_size(256)
 fn main(
@@ -46,20 +39,24 @@ fn main(
     var mean = 0.0;
     if kind == LAYER || kind == CUTOFF {
         var sum = 0.0;
-        for (var c = thread; c < cols; c += 4u * THREADS) {
-            let x = four(at, c);
-            sum = (((sum + x.x) + x.y) + x.z) + x.w;
+        for (var first = thread; first < cols; first += STEP) {
+            //@ for j 8
+            let x{j} = input[at + min(first + {j}u * THREADS, cols - 1u)];
+            //@ end
+            //@ for j 8
+            sum += select(0.0, x{j}, first + {j}u * THREADS < cols);
+            //@ end
         }
         mean = sum_of_all(thread, sum) / f32(cols);
     }
     var square = 0.0;
-    for (var c = thread; c < cols; c += 4u * THREADS) {
-        let x = four(at, c);
-        //@ for j 4
-        if c + {j}u * THREADS < cols {
-            let distance{j} = x[{j}] - mean;
-            square += distance{j} * distance{j};
-        }
+    for (var first = thread; first < cols; first += STEP) {
+        //@ for j 8
+        let x{j} = input[at + min(first + {j}u * THREADS, cols - 1u)];
+        //@ end
+        //@ for j 8
+        let distance{j} = select(0.0, x{j} - mean, first + {j}u * THREADS < cols);
+        square += distance{j} * distance{j};
         //@ end
     }
     square = sum_of_all(thread, square);
@@ -81,20 +78,22 @@ fn main(
     } else {
         scale = 1.0 / sqrt(square / f32(cols) + param_f32(EPS));
     }
+    let bias_cols = param(BIAS_COLS);
     let weight_cols = select(param(WEIGHT_COLS), 0u, kind == RESCALE);
-    for (var first = thread; first < cols; first += 4u * THREADS) {
-        let x = four(at, first);
-        //@ for j 4
+    // Both have the columns of one part, or of all parts.
+    let weight_at = part * cols % max(weight_cols, 1u);
+    let bias_at = part * cols % max(bias_cols, 1u);
+    for (var first = thread; first < cols; first += STEP) {
+        //@ for j 8
         let c{j} = first + {j}u * THREADS;
+        let x{j} = input[at + min(c{j}, cols - 1u)];
+        let weight{j} = weight[weight_at + c{j}];
+        let bias{j} = bias[bias_at + c{j}];
+        //@ end
+        //@ for j 8
         if c{j} < cols {
-            var y = (x[{j}] - mean) * scale;
-            if weight_cols > 0u {
-                y *= weight[(part * cols + c{j}) % weight_cols];
-            }
-            if param(BIAS_COLS) > 0u {
-                y += bias[(part * cols + c{j}) % param(BIAS_COLS)];
-            }
-            output[at + c{j}] = y;
+            let y = (x{j} - mean) * scale * select(1.0, weight{j}, weight_cols > 0u);
+            output[at + c{j}] = y + select(0.0, bias{j}, bias_cols > 0u);
         }
         //@ end
     }

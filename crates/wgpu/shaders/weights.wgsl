@@ -5,26 +5,6 @@
 
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>;
 
-// Groups of 32 columns of a row.
-const GROUPS: u32 = 0u;
-// Where scales and factors begin, in words.
-const SCALES_AT: u32 = 1u;
-const FACTORS_AT: u32 = 2u;
-// Columns of a row, rows of this part of the weight, and the first of them.
-const COLS: u32 = 3u;
-const PART_ROWS: u32 = 4u;
-const FIRST_ROW: u32 = 5u;
-// Four words, as a vector.
-const CODEBOOK: u32 = 2u;
-// The first parameter of the shader's own.
-const OWN: u32 = 12u;
-
-// The columns of an input row that a chunk is multiplied with, and their sum.
-struct Columns {
-    quads: array<vec4<f32>, QUADS>,
-    sum: f32,
-}
-
 struct Chunk {
     codes: vec4<u32>,
     scale: vec2<f32>,
@@ -51,8 +31,4 @@ fn chunk(i: u32) -> Chunk {
 // The pair of scales of group `i` of all.
 fn group_scales(i: u32) -> vec2<f32> {
     return unpack2x16float(word(param(SCALES_AT) + i));
-}
-
-fn sum4(x: vec4<f32>) -> f32 {
-    return (x.x + x.y) + (x.z + x.w);
 }

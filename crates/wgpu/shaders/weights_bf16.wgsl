@@ -7,7 +7,3 @@ fn quad(c: Chunk, j: u32) -> vec4<f32> {
     let b = c.codes[2u * j + 1u];
     return bitcast<vec4<f32>>(vec4(a << 16u, a & 0xffff0000u, b << 16u, b & 0xffff0000u));
 }
-
-fn dot_chunk(c: Chunk, x: Columns) -> f32 {
-    return sum4(fma(quad(c, 1u), x.quads[1], quad(c, 0u) * x.quads[0]));
-}

@@ -5,7 +5,3 @@ fn chunk_scale(i: u32) -> vec2<f32> {
 fn quad(c: Chunk, j: u32) -> vec4<f32> {
     return vec4(unpack2x16float(c.codes[2u * j]), unpack2x16float(c.codes[2u * j + 1u]));
 }
-
-fn dot_chunk(c: Chunk, x: Columns) -> f32 {
-    return sum4(fma(quad(c, 1u), x.quads[1], quad(c, 0u) * x.quads[0]));
-}

@@ -3,28 +3,26 @@ fn chunk_scale(i: u32) -> vec2<f32> {
     return group_scales(i);
 }
 
-fn number(code: u32) -> f32 {
-    return f32(extractBits(bitcast<i32>(params[CODEBOOK][code >> 2u]), 8u * (code & 3u), 8u));
+fn number(code: u32) -> u32 {
+    return params[CODEBOOK][code >> 2u] >> (8u * (code & 3u)) & 0xffu;
 }
 
-// The codes are where those of nibbles are.
-fn codes(c: Chunk, j: u32) -> vec4<f32> {
+// Four numbers. The codes are where those of nibbles are.
+fn packed(c: Chunk, j: u32) -> u32 {
     let i = unpack4xU8((c.codes[j >> 1u] >> (4u * (j & 1u))) & 0x0f0f0f0fu);
-    return vec4(number(i.x), number(i.y), number(i.z), number(i.w));
+    return number(i.x) | number(i.y) << 8u | number(i.z) << 16u | number(i.w) << 24u;
 }
 
 fn quad(c: Chunk, j: u32) -> vec4<f32> {
-    return codes(c, j) * select(c.scale.x, c.scale.y, j >= 4u);
+    return vec4<f32>(unpack4xI8(packed(c, j))) * select(c.scale.x, c.scale.y, j >= 4u);
 }
 
-fn dot_chunk(c: Chunk, x: Columns) -> f32 {
-    var low = codes(c, 0u) * x.quads[0];
-    low = fma(codes(c, 1u), x.quads[1], low);
-    low = fma(codes(c, 2u), x.quads[2], low);
-    low = fma(codes(c, 3u), x.quads[3], low);
-    var high = codes(c, 4u) * x.quads[4];
-    high = fma(codes(c, 5u), x.quads[5], high);
-    high = fma(codes(c, 6u), x.quads[6], high);
-    high = fma(codes(c, 7u), x.quads[7], high);
-    return fma(sum4(high), c.scale.y, sum4(low) * c.scale.x);
+fn int_dot(c: Chunk, x: array<u32, QUADS>, sum: i32) -> f32 {
+    var low = 0;
+    var high = 0;
+    //@ for j 4
+    low += dot4I8Packed(packed(c, {j}u), x[{j}]);
+    high += dot4I8Packed(packed(c, {j}u + 4u), x[{j} + 4]);
+    //@ end
+    return fma(f32(high), c.scale.y, f32(low) * c.scale.x);
 }

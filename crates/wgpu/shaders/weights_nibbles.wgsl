@@ -3,22 +3,18 @@ fn chunk_scale(i: u32) -> vec2<f32> {
 }
 
 // A word has four columns in the low halves of its bytes, and the next four in the high halves.
-fn codes(c: Chunk, j: u32) -> vec4<f32> {
-    return vec4<f32>(unpack4xU8((c.codes[j >> 1u] >> (4u * (j & 1u))) & 0x0f0f0f0fu));
+fn packed(c: Chunk, j: u32) -> u32 {
+    return (c.codes[j >> 1u] >> (4u * (j & 1u))) & 0x0f0f0f0fu;
 }
 
 fn quad(c: Chunk, j: u32) -> vec4<f32> {
-    return codes(c, j) * c.scale.x + c.scale.y;
+    return vec4<f32>(unpack4xU8(packed(c, j))) * c.scale.x + c.scale.y;
 }
 
-fn dot_chunk(c: Chunk, x: Columns) -> f32 {
-    var sum = codes(c, 0u) * x.quads[0];
-    sum = fma(codes(c, 1u), x.quads[1], sum);
-    sum = fma(codes(c, 2u), x.quads[2], sum);
-    sum = fma(codes(c, 3u), x.quads[3], sum);
-    sum = fma(codes(c, 4u), x.quads[4], sum);
-    sum = fma(codes(c, 5u), x.quads[5], sum);
-    sum = fma(codes(c, 6u), x.quads[6], sum);
-    sum = fma(codes(c, 7u), x.quads[7], sum);
-    return fma(x.sum, c.scale.y, sum4(sum) * c.scale.x);
+fn int_dot(c: Chunk, x: array<u32, QUADS>, sum: i32) -> f32 {
+    var dot = 0;
+    //@ for j 8
+    dot += dot4I8Packed(packed(c, {j}u), x[{j}]);
+    //@ end
+    return fma(f32(sum), c.scale.y, f32(dot) * c.scale.x);
 }

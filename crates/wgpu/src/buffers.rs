@@ -5,7 +5,7 @@ use bodkin_model::{Op, Plan};
 
 use crate::gpu::Gpu;
 use crate::kv::{self, KvCache};
-use crate::lower::{ARGMAX_PARTS, all_split_elements};
+use crate::lower::{ARGMAX_PARTS, all_split_elements, half_row_quads};
 use crate::program::{BufferId, KvDtype, Program};
 
 /// All of them, in the order of their numbers.
@@ -15,6 +15,7 @@ pub(crate) struct Buffers {
     pub(crate) states: Vec<wgpu::Buffer>,
     pub(crate) angles: Vec<wgpu::Buffer>,
     pub(crate) counts: wgpu::Buffer,
+    halves: wgpu::Buffer,
     scores: wgpu::Buffer,
     splits: wgpu::Buffer,
     parts: wgpu::Buffer,
@@ -45,6 +46,7 @@ impl Buffers {
             states: states.collect::<Result<_>>()?,
             angles: angles.collect::<Result<_>>()?,
             counts: buffer("counts of experts", program.counts)?,
+            halves: gpu.buffer("inputs in half precision", halves_bytes(gpu, plan, limits))?,
             scores: buffer("scores", limits.tokens * scores_width(plan, limits))?,
             splits: buffer("splits", all_split_elements(plan, limits, dtypes))?,
             parts: buffer("largest logits", 2 * ARGMAX_PARTS * limits.outputs)?,
@@ -64,6 +66,7 @@ impl Buffers {
             BufferId::State(i) => &self.states[i],
             BufferId::Angles(i) => &self.angles[i],
             BufferId::Counts => &self.counts,
+            BufferId::Halves => &self.halves,
             BufferId::Scores => &self.scores,
             BufferId::Splits => &self.splits,
             BufferId::Parts => &self.parts,
@@ -73,6 +76,12 @@ impl Buffers {
             }
         }
     }
+}
+
+/// Bytes of the inputs of a matmul with cooperative matrices.
+pub(crate) fn halves_bytes(gpu: &Gpu, plan: &Plan, limits: &Limits) -> u64 {
+    let rows = if gpu.is_cooperative { limits.tokens } else { 0 };
+    8 * (rows * half_row_quads(plan)) as u64
 }
 
 /// Scores of a row of an indexer.

@@ -6,11 +6,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use bodkin_backend::{Error, Result};
 use pollster::block_on;
 
-use crate::program::Kernel;
+use crate::program::{Activations, Kernel};
 
 /// What profiling needs.
 const TIMESTAMPS: wgpu::Features =
     wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES);
+
+/// What the GEMM with cooperative matrices needs.
+const COOPERATIVE: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+    .union(wgpu::Features::SHADER_F16)
+    .union(wgpu::Features::SUBGROUP);
+/// Threads of a subgroup that it is written for, and its bytes of shared memory.
+const COOPERATIVE_SUBGROUP: u32 = 32;
+pub(crate) const COOPERATIVE_SHARED_BYTES: u32 = 28 << 10;
 
 /// A compiled kernel.
 pub(crate) struct Compiled {
@@ -27,6 +35,8 @@ pub(crate) struct Gpu {
     pub(crate) limits: wgpu::Limits,
     /// Whether it measures times between dispatches.
     pub(crate) has_timestamps: bool,
+    /// Whether it multiplies cooperative matrices as our GEMM does.
+    pub(crate) is_cooperative: bool,
     /// The layout of the bind group with the data of a step.
     pub(crate) batch_layout: wgpu::BindGroupLayout,
     kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
@@ -101,16 +111,44 @@ fn check_limits(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Result<()> {
     }
 }
 
+/// Whether the adapter multiplies 16 x 16 halves into single precision, in subgroups of 32.
+fn is_cooperative(adapter: &wgpu::Adapter) -> bool {
+    let (info, limits) = (adapter.get_info(), adapter.limits());
+    let multiplies = |p: &wgpu::CooperativeMatrixProperties| {
+        (p.m_size, p.n_size, p.k_size) == (16, 16, 16)
+            && p.ab_type == wgpu::CooperativeScalarType::F16
+            && p.cr_type == wgpu::CooperativeScalarType::F32
+    };
+    adapter.features().contains(COOPERATIVE)
+        && [info.subgroup_min_size, info.subgroup_max_size] == [COOPERATIVE_SUBGROUP; 2]
+        && limits.max_compute_workgroup_storage_size >= COOPERATIVE_SHARED_BYTES
+        && adapter.cooperative_matrix_properties().iter().any(multiplies)
+}
+
+/// The permission to use cooperative matrices, the only feature here that wgpu calls experimental.
+#[allow(unsafe_code)]
+fn experimental() -> wgpu::ExperimentalFeatures {
+    // SAFETY: such features may have undefined behaviour through bugs of wgpu. The one kernel that
+    // uses it is compiled from a text of our own, whose loads stay in arrays of constant size.
+    unsafe { wgpu::ExperimentalFeatures::enabled() }
+}
+
 impl Gpu {
     /// Opens an adapter with all that it can do.
     pub(crate) fn open(adapter: &wgpu::Adapter) -> Result<Gpu> {
         let info = adapter.get_info();
         let limits = adapter.limits();
         check_limits(&info, &limits)?;
+        let is_cooperative = is_cooperative(adapter);
+        let (cooperative, experimental_features) = match is_cooperative {
+            true => (COOPERATIVE, experimental()),
+            false => (wgpu::Features::empty(), wgpu::ExperimentalFeatures::disabled()),
+        };
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("bodkin"),
-            required_features: adapter.features() & TIMESTAMPS,
+            required_features: (adapter.features() & TIMESTAMPS) | cooperative,
             required_limits: limits.clone(),
+            experimental_features,
             ..wgpu::DeviceDescriptor::default()
         };
         let opened = block_on(adapter.request_device(&descriptor));
@@ -132,7 +170,17 @@ impl Gpu {
         });
         let kernels = Mutex::new(HashMap::new());
         let has_timestamps = device.features().contains(TIMESTAMPS);
-        Ok(Gpu { info, device, queue, limits, has_timestamps, batch_layout, kernels, failure })
+        Ok(Gpu {
+            info,
+            device,
+            queue,
+            limits,
+            has_timestamps,
+            is_cooperative,
+            batch_layout,
+            kernels,
+            failure,
+        })
     }
 
     /// The compiled kernel; compiles it at its first use.
@@ -141,11 +189,19 @@ impl Gpu {
         Arc::clone(kernels.entry(kernel).or_insert_with(|| Arc::new(self.compile(kernel))))
     }
 
+    /// Apple's GPUs have no packed dot products, and only Metal leads to them.
+    fn activations(&self) -> Activations {
+        match self.info.backend {
+            wgpu::Backend::Metal => Activations::Floats,
+            _ => Activations::Bytes,
+        }
+    }
+
     fn compile(&self, kernel: Kernel) -> Compiled {
         let name = format!("{kernel:?}");
         let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(&name),
-            source: wgpu::ShaderSource::Wgsl(kernel.source().into()),
+            source: wgpu::ShaderSource::Wgsl(kernel.source(self.activations()).into()),
         });
         let uniform = wgpu::BindGroupLayoutEntry {
             binding: 0,

@@ -1,8 +1,8 @@
 //! The text of each kernel, put together from the files of `shaders/`.
 
 use crate::layout::Layout;
-use crate::lower::{GEMV_ROWS, GEMV_ROWS_OF_ONE};
-use crate::program::{Epilogue, Inputs, Kernel, KvDtype, Matmul};
+use crate::lower::{GEMV_ROWS, gemv_shape};
+use crate::program::{Activations, Epilogue, Inputs, Kernel, KvDtype, Matmul};
 
 /// The shaders of a weight in a layout.
 fn weights(layout: Layout) -> String {
@@ -15,20 +15,30 @@ fn weights(layout: Layout) -> String {
         Layout::Nibbles => include_str!("../shaders/weights_nibbles.wgsl"),
         Layout::Indices => include_str!("../shaders/weights_indices.wgsl"),
     };
-    [include_str!("../shaders/weights.wgsl"), own].concat()
+    [PARAMS, include_str!("../shaders/weights.wgsl"), own].concat()
 }
 
 /// The shaders of a weight and its input rows.
-fn operands(layout: Layout, inputs: Inputs) -> String {
-    let own = match inputs {
+fn operands(layout: Layout, inputs: Inputs, activations: Activations) -> String {
+    let columns = match (activations, layout.has_scales()) {
+        _ if inputs == Inputs::Halves => "",
+        (Activations::Bytes, true) => include_str!("../shaders/input_ints.wgsl"),
+        _ => include_str!("../shaders/input_floats.wgsl"),
+    };
+    [&weights(layout), rows(inputs), columns].concat()
+}
+
+/// How input rows are read.
+fn rows(inputs: Inputs) -> &'static str {
+    match inputs {
         Inputs::Aligned => include_str!("../shaders/input_aligned.wgsl"),
         Inputs::Padded => include_str!("../shaders/input_padded.wgsl"),
-    };
-    [weights(layout).as_str(), include_str!("../shaders/input.wgsl"), own].concat()
+        Inputs::Halves => include_str!("../shaders/input_halves.wgsl"),
+    }
 }
 
 /// Those and what a matmul does with its sums.
-fn matmul(matmul: Matmul) -> String {
+fn matmul(matmul: Matmul, activations: Activations) -> String {
     let own = match matmul.epilogue {
         Epilogue::One => include_str!("../shaders/epilogue_one.wgsl"),
         Epilogue::Three => include_str!("../shaders/epilogue_three.wgsl"),
@@ -38,7 +48,7 @@ fn matmul(matmul: Matmul) -> String {
         Epilogue::Gate => FUNCTIONS,
         Epilogue::One | Epilogue::Three => "",
     };
-    let operands = operands(matmul.layout, matmul.inputs);
+    let operands = operands(matmul.layout, matmul.inputs, activations);
     [&operands, functions, include_str!("../shaders/epilogue.wgsl"), own].concat()
 }
 
@@ -79,6 +89,7 @@ fn unroll<'a>(
     }
 }
 
+const PARAMS: &str = include_str!("../shaders/weight_params.wgsl");
 const FUNCTIONS: &str = include_str!("../shaders/functions.wgsl");
 const ARGMAX_REDUCE: &str = include_str!("../shaders/argmax_reduce.wgsl");
 const ATTENTION_ROWS: &str = include_str!("../shaders/attention_rows.wgsl");
@@ -92,28 +103,59 @@ fn text(parts: &[&str], constants: &[(&str, usize)]) -> String {
     unrolled(&parts, constants)
 }
 
-fn gemv(m: Matmul, tokens: usize) -> String {
-    let rows = if tokens == 1 { GEMV_ROWS_OF_ONE } else { GEMV_ROWS };
+fn gemv(m: Matmul, tokens: usize, activations: Activations) -> String {
+    let (threads, rows_of_one) = gemv_shape(m.layout);
+    let rows = if tokens == 1 { rows_of_one } else { GEMV_ROWS };
     let constants = [
         ("QUADS", m.layout.chunk_quads()),
+        ("THREADS", threads),
         ("ROWS", rows),
         ("TOKENS", tokens),
         ("SUMS", rows * tokens),
-        // Shared memory holds the columns of one row.
-        ("STAGED", usize::from(tokens == 1)),
-        ("DIRECT", usize::from(tokens != 1)),
+        // The first row of a list is in the header.
+        ("ALONE", usize::from(tokens == 1)),
+        ("SEVERAL", usize::from(tokens != 1)),
     ];
-    text(&[&matmul(m), SUMS, include_str!("../shaders/gemv.wgsl")], &constants)
+    text(&[&matmul(m, activations), SUMS, include_str!("../shaders/gemv.wgsl")], &constants)
+}
+
+/// Of a tile's columns in shared memory, each of 256 threads brings a few vectors of four.
+fn gemm_cooperative(m: Matmul, tile: usize) -> String {
+    let (halves, chunk_quads) = (tile / 64, m.layout.chunk_quads());
+    let thread_quads = 2 * halves;
+    let quads = chunk_quads.min(thread_quads);
+    let constants = [
+        ("QUADS", chunk_quads),
+        ("HALVES", halves),
+        ("DOUBLE", 2 * halves),
+        ("THREAD_QUADS", thread_quads),
+        ("CHUNK_QUADS", quads),
+        ("CHUNKS", thread_quads / quads),
+        ("UNIT", if m.layout.has_scales() { 1 << 10 } else { 1 }),
+    ];
+    let own = include_str!("../shaders/gemm_cooperative.wgsl");
+    let enabled = "enable f16;\nenable wgpu_cooperative_matrix;\n";
+    [enabled, &text(&[&matmul(m, Activations::Floats), own], &constants)].concat()
 }
 
 fn gemm(m: Matmul, tile: usize) -> String {
+    if m.inputs == Inputs::Halves {
+        return gemm_cooperative(m, tile);
+    }
     let constants = [("QUADS", m.layout.chunk_quads()), ("HALVES", tile / 64)];
-    text(&[&matmul(m), include_str!("../shaders/gemm.wgsl")], &constants)
+    text(&[&matmul(m, Activations::Floats), include_str!("../shaders/gemm.wgsl")], &constants)
 }
 
-fn experts(layout: Layout, inputs: Inputs) -> String {
-    let constants = [("QUADS", layout.chunk_quads()), ("ROWS", GEMV_ROWS), ("SUMS", GEMV_ROWS)];
-    let operands = operands(layout, inputs);
+/// Rows of a list in half precision.
+fn halves(inputs: Inputs) -> String {
+    let parts = [PARAMS, rows(inputs), include_str!("../shaders/halves.wgsl")];
+    ["enable f16;\n", &text(&parts, &[])].concat()
+}
+
+fn experts(layout: Layout, inputs: Inputs, activations: Activations) -> String {
+    let quads = ("QUADS", layout.chunk_quads());
+    let constants = [quads, ("THREADS", 64), ("ROWS", GEMV_ROWS), ("SUMS", GEMV_ROWS)];
+    let operands = operands(layout, inputs, activations);
     text(&[&operands, SUMS, include_str!("../shaders/experts.wgsl")], &constants)
 }
 
@@ -143,17 +185,18 @@ fn attention(tokens: KvDtype, blocks: KvDtype) -> String {
 }
 
 impl Kernel {
-    /// The text of the shader.
-    pub(crate) fn source(self) -> String {
+    /// The text of the shader; `activations` is what GEMVs multiply codes with.
+    pub(crate) fn source(self, activations: Activations) -> String {
         let plain = |parts: &[&str]| text(parts, &[]);
         match self {
             Kernel::Embed(layout) => {
                 let constants = [("QUADS", layout.chunk_quads())];
                 text(&[&weights(layout), include_str!("../shaders/embed.wgsl")], &constants)
             }
-            Kernel::Gemv(m, tokens) => gemv(m, tokens),
+            Kernel::Gemv(m, tokens) => gemv(m, tokens, activations),
             Kernel::Gemm(m, tile) => gemm(m, tile),
-            Kernel::Experts(layout, inputs) => experts(layout, inputs),
+            Kernel::Halves(inputs) => halves(inputs),
+            Kernel::Experts(layout, inputs) => experts(layout, inputs, activations),
             Kernel::Norm => plain(&[ROW_SUM, include_str!("../shaders/norm.wgsl")]),
             Kernel::Rope => plain(&[ROTATION, include_str!("../shaders/rope.wgsl")]),
             Kernel::Elementwise => plain(&[FUNCTIONS, include_str!("../shaders/elementwise.wgsl")]),
@@ -189,6 +232,7 @@ impl Kernel {
                 Epilogue::One | Epilogue::Gate => &[false, false, false, false, true],
                 Epilogue::Three => &[false, false, false, false, true, true, true],
             },
+            Kernel::Halves(_) => &[true, false],
             Kernel::Store(_) => &[false, false, false, false, false, true, true],
             Kernel::Experts(..) => &[false, false, false, true, false],
             Kernel::Norm | Kernel::HyperWeights => &[false, false, false, true],
@@ -211,6 +255,13 @@ mod tests {
     use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
     use super::*;
+    use crate::gpu::COOPERATIVE_SHARED_BYTES;
+
+    const EPILOGUES: [Epilogue; 3] = [Epilogue::One, Epilogue::Three, Epilogue::Gate];
+
+    fn is_cooperative(kernel: Kernel) -> bool {
+        matches!(kernel, Kernel::Gemm(Matmul { inputs: Inputs::Halves, .. }, _))
+    }
 
     /// Every kernel in every variant.
     fn all() -> Vec<Kernel> {
@@ -235,17 +286,24 @@ mod tests {
                         Kernel::Gemm(m, 128),
                     ]
                 };
-                let matmuls = [Epilogue::One, Epilogue::Three, Epilogue::Gate].map(matmul);
+                let matmuls = EPILOGUES.map(matmul);
                 let experts = [Kernel::Experts(layout, inputs)];
                 matmuls.into_iter().flat_map(of).chain(experts).collect::<Vec<_>>()
             };
             let all = [Inputs::Aligned, Inputs::Padded].map(matmuls);
             [all.concat(), vec![Kernel::Embed(layout)]].concat()
         };
+        let cooperative = layouts.into_iter().filter(|layout| layout.fits_halves());
+        let cooperative = cooperative.flat_map(|layout| {
+            let matmul = |epilogue| Matmul { layout, inputs: Inputs::Halves, epilogue };
+            EPILOGUES.map(matmul).into_iter().flat_map(|m| [64, 128].map(|t| Kernel::Gemm(m, t)))
+        });
         let of_dtype = |dtype| {
             [vec![Kernel::Store(dtype)], dtypes.map(|b| Kernel::Attention(dtype, b)).to_vec()]
         };
         let others = [
+            Kernel::Halves(Inputs::Aligned),
+            Kernel::Halves(Inputs::Padded),
             Kernel::Norm,
             Kernel::Rope,
             Kernel::Elementwise,
@@ -262,16 +320,33 @@ mod tests {
             Kernel::ArgmaxPart,
             Kernel::Argmax,
         ];
-        let kernels = layouts.into_iter().flat_map(of_layout);
+        let kernels = layouts.into_iter().flat_map(of_layout).chain(cooperative);
         kernels.chain(dtypes.into_iter().flat_map(of_dtype).flatten()).chain(others).collect()
     }
 
-    fn validated(kernel: Kernel) -> (naga::Module, ModuleInfo) {
-        let source = kernel.source();
+    /// Each of them with both ways of multiplying.
+    fn modules() -> impl Iterator<Item = (Kernel, naga::Module, ModuleInfo)> {
+        let validated = |kernel: Kernel| {
+            [Activations::Bytes, Activations::Floats].map(|activations| {
+                let (module, info) = validated(kernel, activations);
+                (kernel, module, info)
+            })
+        };
+        all().into_iter().flat_map(validated)
+    }
+
+    fn validated(kernel: Kernel, activations: Activations) -> (naga::Module, ModuleInfo) {
+        let source = kernel.source(activations);
         let module = naga::front::wgsl::parse_str(&source)
             .unwrap_or_else(|e| panic!("{kernel:?}: {}", e.emit_to_string(&source)));
-        let mut validator =
-            Validator::new(ValidationFlags::all(), Capabilities::SHADER_FLOAT16_IN_FLOAT32);
+        let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
+        if is_cooperative(kernel) {
+            capabilities |= Capabilities::COOPERATIVE_MATRIX | Capabilities::SUBGROUP;
+        }
+        if is_cooperative(kernel) || matches!(kernel, Kernel::Halves(_)) {
+            capabilities |= Capabilities::SHADER_FLOAT16;
+        }
+        let mut validator = Validator::new(ValidationFlags::all(), capabilities);
         let info = validator
             .validate(&module)
             .unwrap_or_else(|e| panic!("{kernel:?}: {}", e.emit_to_string(&source)));
@@ -281,10 +356,13 @@ mod tests {
     /// No adapter at hand has Metal or DX12: their texts are written, at least.
     #[test]
     fn every_kernel_becomes_spirv_msl_and_hlsl() {
-        for kernel in all() {
-            let (module, info) = validated(kernel);
+        for (kernel, module, info) in modules() {
             spv::write_vec(&module, &info, &spv::Options::default(), None)
                 .unwrap_or_else(|e| panic!("{kernel:?}: SPIR-V: {e}"));
+            // Metal's matrices are 8 x 8, and HLSL has none.
+            if is_cooperative(kernel) {
+                continue;
+            }
             let pipeline = msl::PipelineOptions::default();
             let lang_version = (2, 4);
             let options =
@@ -303,8 +381,7 @@ mod tests {
     #[test]
     fn kernels_need_no_more_shared_memory_buffers_and_threads_than_adapters_have() {
         let limits = wgpu::Limits::default();
-        for kernel in all() {
-            let (module, _) = validated(kernel);
+        for (kernel, module, _) in modules() {
             let mut layouter = naga::proc::Layouter::default();
             layouter.update(module.to_ctx()).unwrap();
             let in_space = |space: fn(&naga::AddressSpace) -> bool| {
@@ -312,7 +389,11 @@ mod tests {
             };
             let shared = in_space(|space| matches!(space, naga::AddressSpace::WorkGroup));
             let bytes: u32 = shared.map(|(_, v)| layouter[v.ty].size).sum();
-            assert!(bytes <= limits.max_compute_workgroup_storage_size, "{kernel:?}: {bytes}");
+            let most = match is_cooperative(kernel) {
+                true => COOPERATIVE_SHARED_BYTES,
+                false => limits.max_compute_workgroup_storage_size,
+            };
+            assert!(bytes <= most, "{kernel:?}: {bytes}");
             let buffers = in_space(|space| matches!(space, naga::AddressSpace::Storage { .. }));
             let buffers = buffers.count() as u32;
             let most = limits.max_storage_buffers_per_shader_stage;
@@ -324,8 +405,7 @@ mod tests {
 
     #[test]
     fn the_bindings_of_a_kernel_are_those_of_its_shader() {
-        for kernel in all() {
-            let (module, _) = validated(kernel);
+        for (kernel, module, _) in modules() {
             for (i, &writes) in kernel.writes().iter().enumerate() {
                 let found = module.global_variables.iter().find_map(|(_, variable)| {
                     let binding = variable.binding.as_ref()?;

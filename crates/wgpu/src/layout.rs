@@ -63,8 +63,13 @@ impl Layout {
         32 / self.group_words()
     }
 
-    fn has_scales(self) -> bool {
+    pub(crate) fn has_scales(self) -> bool {
         !matches!(self, Layout::F32 | Layout::F16 | Layout::Bf16)
+    }
+
+    /// Whether half precision holds its values, up to a scale.
+    pub(crate) fn fits_halves(self) -> bool {
+        !matches!(self, Layout::F32 | Layout::Bf16)
     }
 
     /// Words of a row of `groups` groups: codes, scales, factor.

@@ -2,7 +2,7 @@
 //! WGSL kernel (`shaders/`), recorded in one pass a step. This crate must not know architectures,
 //! text or the engine.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod batch_data;
 mod buffers;
@@ -130,8 +130,7 @@ impl Backend for Wgpu {
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
-        let most_bytes = self.gpu.limits.max_storage_buffer_binding_size;
-        model::memory(plan, limits, self.kv_type, most_bytes)
+        model::memory(&self.gpu, plan, limits, self.kv_type)
     }
 
     fn load(

@@ -11,7 +11,7 @@ use bodkin_backend::{Error, Limits, Result};
 use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
 pub(crate) use attention::all_split_elements;
-pub(crate) use matmul::{GEMV_ROWS, GEMV_ROWS_OF_ONE};
+pub(crate) use matmul::{GEMV_ROWS, gemv_shape, half_row_quads};
 pub(crate) use stages::{Stage, stacks, stages};
 
 use crate::program::{BufferId, Depth, Dispatch, Grid, Kernel, KvDtype, Program, ValueBuffer};
@@ -32,6 +32,8 @@ pub(crate) struct Lowering<'a> {
     limits: &'a Limits,
     matrices: &'a [Option<Matrix>],
     kv_dtypes: &'a [KvDtype],
+    /// Whether matmuls of prompts use cooperative matrices.
+    cooperative: bool,
     window_indices: Vec<usize>,
     program: Program,
     /// The first operation of the stage, and the last one, whose result is the stage's.
@@ -49,6 +51,7 @@ pub(crate) fn lower(
     limits: &Limits,
     matrices: &[Option<Matrix>],
     kv_dtypes: &[KvDtype],
+    cooperative: bool,
 ) -> Result<Program> {
     // A dispatch counts rows in its third dimension.
     at_most("rows of a step", limits.tokens.max(limits.outputs), MAX_ROWS)?;
@@ -56,8 +59,17 @@ pub(crate) fn lower(
     let program =
         Program { dispatches: Vec::new(), values, buffer_of, ropes: Vec::new(), counts: 0 };
     let window_indices = plan.window_indices();
-    let mut lowering =
-        Lowering { plan, limits, matrices, kv_dtypes, window_indices, program, first: 0, op: 0 };
+    let mut lowering = Lowering {
+        plan,
+        limits,
+        matrices,
+        kv_dtypes,
+        cooperative,
+        window_indices,
+        program,
+        first: 0,
+        op: 0,
+    };
     for stage in stages {
         (lowering.first, lowering.op) = (stage.ops.start, stage.ops.end - 1);
         match stage.kind {

@@ -38,6 +38,8 @@ pub(crate) enum Kernel {
     Gemv(Matmul, usize),
     /// Matmuls of many rows, with the number of rows of a workgroup: 64 or 128.
     Gemm(Matmul, usize),
+    /// Input rows in half precision, from how they lie.
+    Halves(Inputs),
     Experts(Layout, Inputs),
     Norm,
     Rope,
@@ -72,6 +74,7 @@ impl Kernel {
             Kernel::Embed(_) => "embed",
             Kernel::Gemv(..) => "GEMV",
             Kernel::Gemm(..) => "GEMM",
+            Kernel::Halves(_) => "halves",
             Kernel::Experts(..) => "experts",
             Kernel::Norm => "norm",
             Kernel::Rope => "rope",
@@ -99,6 +102,15 @@ pub(crate) struct Matmul {
     pub(crate) epilogue: Epilogue,
 }
 
+/// What the GEMV multiplies codes that are integers with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activations {
+    /// Bytes with a scale for each chunk of the weight, by packed dot products.
+    Bytes,
+    /// Single precision.
+    Floats,
+}
+
 /// How input rows lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Inputs {
@@ -106,6 +118,8 @@ pub(crate) enum Inputs {
     Aligned,
     /// With columns that the weight does not have.
     Padded,
+    /// In half precision, for cooperative matrices.
+    Halves,
 }
 
 /// What a matmul does with its sums.
@@ -159,6 +173,8 @@ pub(crate) enum BufferId {
     Angles(usize),
     /// How often experts were selected.
     Counts,
+    /// Input rows of a matmul in half precision.
+    Halves,
     /// The scores of an indexer.
     Scores,
     /// The splits of an attention, before they are combined.

@@ -1,16 +1,16 @@
 //! Matmuls, with the operations that run with them.
 
 use bodkin_model::fusion::linear;
-use bodkin_model::{Op, Value, WeightId};
+use bodkin_model::{Op, Plan, Value, WeightId};
 
 use super::rows::activation;
 use super::stages::{Kind, Stage};
 use super::{Lowering, vector};
+use crate::layout::{GROUP_COLS, Layout, Packing};
 use crate::program::{BufferId, Depth, Dispatch, Epilogue, Grid, Inputs, Kernel, List, Matmul};
 use crate::weights::Matrix;
 
-/// Rows of a weight that a workgroup of the GEMV computes, for one row of the step and for more.
-pub(crate) const GEMV_ROWS_OF_ONE: usize = 8;
+/// Rows of a weight that a workgroup of the GEMV computes for several rows of the step.
 pub(crate) const GEMV_ROWS: usize = 4;
 /// Rows of the step that a workgroup of the GEMV computes, if there are several.
 const GEMV_TOKENS: usize = 4;
@@ -105,7 +105,7 @@ impl Lowering<'_> {
         let width = |i: usize| fused.outs.get(i).map_or(0, |&out| self.plan.width(out) as u32);
         let kernels: [fn(Matmul, usize, List) -> Kernels; 2] = [gemv, gemm];
         let lists = || fused.lists.into_iter().zip(kernels);
-        for (part, (list, of)) in (0..matrix.parts.len()).flat_map(|p| lists().map(move |l| (p, l)))
+        for ((list, of), part) in lists().flat_map(|l| (0..matrix.parts.len()).map(move |p| (l, p)))
         {
             let weight = BufferId::Matrix(fused.weight, part);
             let mut buffers =
@@ -119,6 +119,17 @@ impl Lowering<'_> {
             let widths = [0, 1, 2].map(width);
             let params = [&matrix.params(part)[..], &own, &flags, &widths, &fused.act].concat();
             let rows = matrix.parts[part].rows;
+            let is_prompt = matches!(list, List::Prefill | List::PrefillOutputs);
+            let mut kernel = kernel;
+            if is_prompt && self.cooperative && matrix.layout.fits_halves() {
+                if part == 0 {
+                    let buffers = vec![BufferId::Halves, self.value(fused.input)];
+                    let params = [&matrix.params(part)[..], &own].concat();
+                    self.push(Kernel::Halves(inputs), buffers, params, 1, Depth::List(list, 1));
+                }
+                kernel.inputs = Inputs::Halves;
+                buffers[1] = BufferId::Halves;
+            }
             let (kernel, grid, short) = of(kernel, rows, list);
             let (short, op) = (Some(short), self.first);
             self.program.dispatches.push(Dispatch { kernel, buffers, params, grid, short, op });
@@ -151,16 +162,37 @@ impl Lowering<'_> {
     }
 }
 
+/// Vectors of four of the widest input row in half precision.
+pub(crate) fn half_row_quads(plan: &Plan) -> usize {
+    let quads = |op: &Op| match *op {
+        Op::Linear { weight, .. } | Op::Logits { weight, .. } => {
+            let weight = plan.weight(weight);
+            let fits = Packing::of(weight.format).layout.fits_halves();
+            // One more holds the exponent of the row.
+            if fits { weight.cols.next_multiple_of(GROUP_COLS) / 4 + 1 } else { 0 }
+        }
+        _ => 0,
+    };
+    plan.ops.iter().map(quads).max().unwrap_or(0)
+}
+
 /// How input rows of a width lie.
 fn inputs(matrix: &Matrix, width: usize) -> Inputs {
     let is_aligned = matrix.is_aligned() && width.is_multiple_of(4);
     if is_aligned { Inputs::Aligned } else { Inputs::Padded }
 }
 
+/// Threads of a workgroup of the GEMV, and rows of a weight that it computes for one row of the
+/// step: those that were fastest on an H100. Where a chunk has 16 columns, not 32, a row has twice
+/// the chunks.
+pub(crate) fn gemv_shape(layout: Layout) -> (usize, usize) {
+    if layout.chunk_quads() == 4 { (128, 4) } else { (64, 8) }
+}
+
 /// The matmul of a list of rows of generated text: one row has a kernel of its own.
 fn gemv(matmul: Matmul, rows: usize, list: List) -> Kernels {
     let of = |tokens: usize| {
-        let rows_at_once = if tokens == 1 { GEMV_ROWS_OF_ONE } else { GEMV_ROWS };
+        let rows_at_once = if tokens == 1 { gemv_shape(matmul.layout).1 } else { GEMV_ROWS };
         let (groups, depth) = (rows.div_ceil(rows_at_once), Depth::List(list, tokens));
         (Kernel::Gemv(matmul, tokens), Grid { groups, depth })
     };

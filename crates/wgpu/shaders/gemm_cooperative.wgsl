@@ -1,0 +1,113 @@
+// Matmuls of many rows with cooperative matrices: a workgroup computes a tile of 64 * HALVES rows
+// of the weight by as many rows of the list, each of its eight subgroups half of the rows of the
+// weight by a quarter of those of the list. Each sum goes over the columns in order, sixteen at
+// once, so that it does not depend on the tile.
+
+const TILE: u32 = 64u * HALVES;
+// Vectors from one row in shared memory to the next: 32 columns, and eight that keep rows in
+// different banks.
+const STRIDE: u32 = 10u;
+// Scales are up to 2^11 and codes up to 2^8, more than halves hold.
+const SCALED: f32 = 1.0 / f32(UNIT);
+
+var<workgroup> w_tile: array<vec4<f16>, STRIDE * TILE>;
+var<workgroup> x_tile: array<vec4<f16>, STRIDE * TILE>;
+// Sixteen by sixteen sums of each subgroup.
+var<workgroup> sums: array<f32, 8 * 256>;
+
+@compute @workgroup_size(256)
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
+    // Without calls, so that naga sees that all threads branch alike.
+    let first = (id.x + id.y * groups.x) * TILE;
+    let rows = params[PART_ROWS >> 2u][PART_ROWS & 3u];
+    let steps = params[GROUPS >> 2u][GROUPS & 3u];
+    let list = batch[LISTS + 4u * param(LIST)];
+    let count = batch[LISTS + 4u * param(LIST) + 1u];
+    let first_x = id.z * TILE;
+    if first >= rows {
+        return;
+    }
+    // Each thread brings some columns of a row of both tiles.
+    let mine = thread * THREAD_QUADS / 8u;
+    let quad0 = thread * THREAD_QUADS % 8u;
+    let w_row = weight_row(min(first + mine, rows - 1u)) * row_chunks() + quad0 / QUADS;
+    let x_row = min(first_x + mine, count - 1u) * input_stride() + quad0;
+    let to = mine * STRIDE + quad0;
+    // The rows of this subgroup.
+    let m = subgroup / 4u * (TILE / 2u);
+    let n = subgroup % 4u * (TILE / 4u);
+    //@ for i DOUBLE
+    //@ for j HALVES
+    var sum{i}_{j} = coop_mat16x16<f32, C>();
+    //@ end
+    //@ end
+    // The columns of the next step are read while those of one are multiplied.
+    //@ for c CHUNKS
+    var next_w{c} = chunk(w_row + {c}u);
+    //@ end
+    //@ for q THREAD_QUADS
+    var next_x{q} = input[x_row + {q}u];
+    //@ end
+    for (var step = 0u; step < steps; step++) {
+        //@ for c CHUNKS
+        //@ for q CHUNK_QUADS
+        let w{c}_{q} = quad(next_w{c}, (quad0 + {q}u) % QUADS) * SCALED;
+        w_tile[to + {c}u * CHUNK_QUADS + {q}u] = vec4<f16>(w{c}_{q});
+        //@ end
+        //@ end
+        //@ for q THREAD_QUADS
+        x_tile[to + {q}u] = next_x{q};
+        //@ end
+        workgroupBarrier();
+        let next = min(step + 1u, steps - 1u);
+        //@ for c CHUNKS
+        next_w{c} = chunk(w_row + next * (8u / QUADS) + {c}u);
+        //@ end
+        //@ for q THREAD_QUADS
+        next_x{q} = input[x_row + next * 8u + {q}u];
+        //@ end
+        //@ for k 2
+        //@ for j HALVES
+        let b{k}_{j} = coopLoad<coop_mat16x16<f16, B>>(
+            &x_tile[(n + 16u * {j}u) * STRIDE + 4u * {k}u], STRIDE);
+        //@ end
+        //@ for i DOUBLE
+        let a{k}_{i} = coopLoadT<coop_mat16x16<f16, A>>(
+            &w_tile[(m + 16u * {i}u) * STRIDE + 4u * {k}u], STRIDE);
+        //@ for j HALVES
+        sum{i}_{j} = coopMultiplyAdd(a{k}_{i}, b{k}_{j}, sum{i}_{j});
+        //@ end
+        //@ end
+        //@ end
+        workgroupBarrier();
+    }
+    // A lane finishes half of the rows of the weight for a row of the list.
+    //@ for j HALVES
+    let token{j} = first_x + n + 16u * {j}u + lane / 2u;
+    var out_row{j} = 0u;
+    var factor{j} = 0.0;
+    if token{j} < count {
+        out_row{j} = batch[list + 2u * token{j} + 1u];
+        factor{j} = input_factor(token{j}) * f32(UNIT);
+    }
+    //@ for i DOUBLE
+    coopStore(sum{i}_{j}, &sums[subgroup * 256u], 16u);
+    workgroupBarrier();
+    //@ for p 4
+    let row{i}_{j}_{p} = first + m + 16u * {i}u + 8u * (lane % 2u) + 2u * {p}u;
+    if token{j} < count && row{i}_{j}_{p} < rows {
+        let at = subgroup * 256u + 8u * lane + 2u * {p}u;
+        let pair = vec2(sums[at], sums[at + 1u]) * factor{j};
+        finish(row{i}_{j}_{p}, out_row{j}, pair, finish_of(row{i}_{j}_{p}, out_row{j}));
+    }
+    //@ end
+    workgroupBarrier();
+    //@ end
+    //@ end
+}
