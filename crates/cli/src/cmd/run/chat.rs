@@ -1,10 +1,11 @@
 //! The chat: line editing, history, and texts of several lines.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rustyline::error::ReadlineError;
-use rustyline::{Config, DefaultEditor};
+use rustyline::{Behavior, Config, DefaultEditor};
 
 use super::commands::{self, Next};
 use super::session::Session;
@@ -43,7 +44,12 @@ struct Input {
 
 impl Input {
     fn new() -> Result<Input> {
-        let config = Config::builder().history_ignore_dups(true)?.build();
+        let mut config = Config::builder().history_ignore_dups(true)?;
+        if !std::io::stdout().is_terminal() {
+            // Standard output is for answers alone: lines are edited on the terminal itself.
+            config = config.behavior(Behavior::PreferTerm);
+        }
+        let config = config.build();
         let mut editor =
             DefaultEditor::with_config(config).context("the terminal cannot be used for a chat")?;
         let history = history_file();
