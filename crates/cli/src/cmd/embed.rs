@@ -8,7 +8,7 @@ mod output;
 mod rows;
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -159,6 +159,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
 }
 
 fn sources(args: &Args) -> Sources {
+    if let Some(name) = args.text.iter().find(|text| Path::new(text).is_file()) {
+        eprintln!("`{name}` is embedded as a text; -f reads a file");
+    }
     let is_from_stdin = args.text.is_empty() && args.file.is_empty();
     Sources {
         texts: args.text.clone(),

@@ -79,6 +79,8 @@ fn texts_come_from_files_and_standard_input() {
     assert_eq!(read(&["--whole"], texts[1]), given[1..2]);
     // Without the flag each line is a text.
     assert_eq!(read(&[], "hello there\ngood-bye\n"), [given[0].clone(), given[2].clone()]);
+    let named = stderr(&place.run(&["embed", &bert, "hens.txt"]));
+    assert!(named.contains("`hens.txt` is embedded as a text; -f reads a file"), "{named}");
     let error = failure(&place.run(&["embed", &bert, "-f", "absent.txt"]));
     assert!(error.starts_with("cannot read the text from absent.txt"), "{error}");
     std::fs::write(place.path("bytes"), b"\xff\xfe").unwrap();
