@@ -5,9 +5,9 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use bodkin::source::{self, Check};
-use bodkin::{ExpertBudget, KvType, ModelFile, Options, Sparse};
+use bodkin::{ExpertBudget, KvType, MAX_THREADS, ModelFile, Options, Sparse, within};
 use bodkin_backend::Backend;
 use bodkin_compress::mixture::FILE_TYPES;
 use bodkin_engine::Tokenizer;
@@ -200,8 +200,7 @@ impl TokenizerArgs {
 pub(crate) fn threads(asked: Option<usize>) -> Result<usize> {
     let cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = asked.unwrap_or_else(cores);
-    ensure!((1..=1024).contains(&threads), "--threads: expected 1 to 1024, found {threads}");
-    Ok(threads)
+    Ok(within("threads", threads, MAX_THREADS)?)
 }
 
 /// The path of the model that a MODEL argument names, which is fetched if need be.

@@ -21,6 +21,9 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+/// The exit status for a flag that is unknown, or whose value cannot be used.
+const EXIT_USAGE: u8 = 2;
+
 /// Run language models on your own machine.
 #[derive(Parser)]
 #[command(name = "bodkin", propagate_version = true)]
@@ -128,9 +131,11 @@ fn main() -> ExitCode {
         Err(error) if errors::reader_has_gone(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<interrupt::Interrupted>() => interrupt::EXIT_INTERRUPTED.into(),
         Err(error) => {
+            let line = errors::line(&error);
             // If stderr is closed, only the exit status tells.
-            let _ = writeln!(std::io::stderr(), "error: {}", errors::line(&error));
-            ExitCode::FAILURE
+            let _ = writeln!(std::io::stderr(), "error: {line}");
+            // An error about a flag begins with its name, and has the status of the parser's.
+            if line.starts_with("--") { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
         }
     }
 }

@@ -43,14 +43,18 @@ pub enum Sparse {
     Never,
 }
 
+/// The most threads of a backend.
+pub const MAX_THREADS: usize = 1024;
+
 impl Cpu {
     /// All cores, or `threads` of them, with the detected instruction set or the one that the
     /// environment variable `BODKIN_CPU` names.
     pub fn new(threads: Option<usize>) -> Result<Cpu> {
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = threads.unwrap_or_else(cores);
-        if threads == 0 || threads > 1024 {
-            return Err(Error::Config(format!("expected 1 to 1024 threads, found {threads}")));
+        if threads == 0 || threads > MAX_THREADS {
+            let message = format!("expected 1 to {MAX_THREADS} threads, found {threads}");
+            return Err(Error::Config(message));
         }
         let isa = Isa::from_env().map_err(Error::Config)?;
         Ok(Cpu {

@@ -35,7 +35,7 @@ use bodkin_backend::{
 use bodkin_gguf::File;
 use bodkin_model::{Plan, RecurrentState};
 
-pub use config::{Cpu, Fusions, Sparse};
+pub use config::{Cpu, Fusions, MAX_THREADS, Sparse};
 pub use host::available_memory;
 pub use isa::Isa;
 pub use memory::mapped_bytes;

@@ -1,13 +1,13 @@
 //! The only list of backends.
 
 use bodkin_backend::{Backend, ExpertBudget, LayerSplit, Mock};
-use bodkin_cpu::{Cpu, Sparse};
+use bodkin_cpu::{Cpu, MAX_THREADS, Sparse};
 use bodkin_cuda::Cuda;
 use bodkin_wgpu::Wgpu;
 
 use crate::activation_sparsity::ActivationSparsity;
 use crate::error::{Error, Result};
-use crate::options::Options;
+use crate::options::{Options, within};
 use crate::progress::Reporter;
 
 /// The devices of this machine, one line each; for GPUs that cannot be used, why.
@@ -110,7 +110,8 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
 }
 
 fn cpu(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
-    let cpu = Cpu::new(options.threads)?;
+    let threads = options.threads.map(|threads| within("threads", threads, MAX_THREADS));
+    let cpu = Cpu::new(threads.transpose()?)?;
     let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
     if let Some(threads) = options.threads.filter(|&threads| threads > cores) {
         reporter.note(&format!("{threads} threads on {cores} cores: fewer are faster"));

@@ -84,7 +84,7 @@ pub use progress::{Phase, Progress, Reporter};
 pub use scorer::Scorer;
 
 pub use bodkin_backend::{DeviceKind, ExpertBudget, KvType};
-pub use bodkin_cpu::Sparse;
+pub use bodkin_cpu::{MAX_THREADS, Sparse};
 pub use bodkin_engine::{
     Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, Timings, Usage,
 };

@@ -159,10 +159,7 @@ fn settings_change_the_next_answer() {
     chat.say("/set top_k", "top-k                40");
     chat.say("/set nonsense 1", "unknown setting nonsense; /set lists the settings");
     chat.say("/set top-k many", "invalid value 'many' for '--top-k <K>'");
-    chat.say(
-        "/set top-p 7",
-        "error: sampling option top_p: expected a number from 0 to 1, found 7",
-    );
+    chat.say("/set top-p 7", "error: --top-p: expected a number from 0 to 1, found 7");
     chat.say("/show", "llama.gguf (llama ");
     chat.expect(" tokens, 2 turns");
     chat.expect("max-tokens           2");
@@ -376,5 +373,5 @@ fn json_needs_a_prompt() {
     let place = Place::new();
     let mut terminal = Terminal::start(place.bodkin(&["run", &model("llama"), "--json"]));
     terminal.expect("error: --json needs a prompt");
-    assert_eq!(terminal.child.wait().unwrap().code(), Some(1));
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(2));
 }

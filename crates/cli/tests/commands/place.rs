@@ -140,8 +140,9 @@ pub(crate) fn stderr(output: &Output) -> String {
 #[track_caller]
 pub(crate) fn failure(output: &Output) -> String {
     let text = stderr(output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(output.stdout.is_empty());
+    let is_of_flag = text.starts_with("error: --");
+    assert_eq!(output.status.code(), Some(if is_of_flag { 2 } else { 1 }), "{text}");
     let line = text.strip_prefix("error: ").and_then(|text| text.strip_suffix('\n'));
     let line = line.unwrap_or_else(|| panic!("an error on a line of its own, found {text:?}"));
     assert!(!line.contains('\n'), "{text}");

@@ -86,7 +86,7 @@ fn sampling_flags_reach_the_sampler() {
     let model = model("llama");
     let flags = ["--temperature", "0", "--raw", "-n", "3", "--json", "--ignore-eos"];
     let bias = [&flags[..], &["--logit-bias", "93+inf"]].concat();
-    assert!(failure(&place.run(&command(&model, "a", &bias))).contains("logit_bias"));
+    assert!(failure(&place.run(&command(&model, "a", &bias))).contains("--logit-bias"));
     let bias = [&flags[..], &["--logit-bias", "93+1000"]].concat();
     assert_eq!(said(&place.json(&command(&model, "a", &bias))).1, "xxx");
     // With the repetition forbidden, the bias helps once.
