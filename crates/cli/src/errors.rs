@@ -58,10 +58,6 @@ pub(crate) fn causes(error: &anyhow::Error) -> String {
 /// A cause, with options of the runtime by the names of flags, and the flags that may help.
 fn in_flags(cause: &(dyn std::error::Error + 'static)) -> String {
     let text = cause.to_string();
-    if let Some(bodkin_engine::Error::Sampling { option, expected, found }) = cause.downcast_ref() {
-        let flag = option.replace('_', "-");
-        return format!("--{flag}: expected {expected}, found {found}");
-    }
     match cause.downcast_ref() {
         Some(Error::Option { option, .. }) => {
             format!("--{}{}", option.replace('_', "-"), &text[option.len()..])

@@ -1,7 +1,7 @@
 //! The flags of sampling. The defaults are the model file's recommendations, or else llama.cpp's.
 //! Aliases are the names that llama.cpp's tools use.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use bodkin_engine::SamplerOptions;
 
 /// Sampling flags.
@@ -139,6 +139,22 @@ pub(crate) fn values(options: &SamplerOptions) -> [(&'static str, String); 20] {
         ("logit-bias", format!("{:?}", options.logit_bias)),
         ("seed", seed),
     ]
+}
+
+/// An error of the sampler, by the flag unless the model's file recommends the value.
+pub(crate) fn of_flag(
+    error: bodkin_engine::Error,
+    options: &SamplerOptions,
+    recommended: &SamplerOptions,
+) -> anyhow::Error {
+    if let bodkin_engine::Error::Sampling { option, expected, found } = &error {
+        let flag = option.replace("typical_p", "typical").replace('_', "-");
+        let value = |of| values(of).into_iter().find(|(name, _)| *name == flag);
+        if value(options) != value(recommended) {
+            return anyhow!("--{flag}: expected {expected}, found {found}");
+        }
+    }
+    error.into()
 }
 
 fn set<T>(option: &mut T, given: Option<T>) {

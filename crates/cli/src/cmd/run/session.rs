@@ -46,7 +46,8 @@ impl Session {
         let sampling = args.settings.sampling.options(&recommended.sampling)?;
         let tokenizer = args.tokenizer.open(&file.file)?;
         // Invalid options fail before the weights are read.
-        Sampler::new(sampling.clone(), &tokenizer)?;
+        Sampler::new(sampling.clone(), &tokenizer)
+            .map_err(|error| sampling::of_flag(error, &sampling, &recommended.sampling))?;
         let is_chat = !args.raw && file.template(&tokenizer)?.is_some();
         if args.system.is_some() && !is_chat {
             bail!("{}: {NO_TEMPLATE}", file.name);
@@ -76,7 +77,8 @@ impl Session {
     /// Uses these settings from now on, if they are valid.
     pub(super) fn apply(&mut self, settings: Settings) -> Result<()> {
         let sampling = settings.sampling.options(&self.recommended.sampling)?;
-        Sampler::new(sampling.clone(), self.model.engine().tokenizer())?;
+        Sampler::new(sampling.clone(), self.model.engine().tokenizer())
+            .map_err(|error| sampling::of_flag(error, &sampling, &self.recommended.sampling))?;
         self.request.sampling = sampling;
         self.request.max_tokens =
             settings.max_tokens.and_then(|limit| limit.0).map(NonZeroUsize::get);
