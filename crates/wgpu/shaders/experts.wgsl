@@ -1,5 +1,5 @@
 // Products with the matrices of a token's experts: a workgroup computes ROWS rows of one expert for
-// one token, in the order of gemv.wgsl.
+// one token, summed as in gemv.wgsl.
 
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
 @group(0) @binding(4) var<storage, read_write> output: array<f32>;

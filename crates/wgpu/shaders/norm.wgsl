@@ -19,8 +19,8 @@ const LAYER: u32 = 1u;
 const RESCALE: u32 = 2u;
 const CUTOFF: u32 = 3u;
 
-// Columns that a thread reads together, so that it waits once. Of those behind the last, the last
-// is read.
+// Columns that are read together, eight by each thread, so that it waits once. Instead of one behind
+// the last, the last is read.
 const STEP: u32 = 8u * THREADS;
 
 @compute @workgroup_size(256)
@@ -86,9 +86,10 @@ fn main(
     for (var first = thread; first < cols; first += STEP) {
         //@ for j 8
         let c{j} = first + {j}u * THREADS;
-        let x{j} = input[at + min(c{j}, cols - 1u)];
-        let weight{j} = weight[weight_at + c{j}];
-        let bias{j} = bias[bias_at + c{j}];
+        let read{j} = min(c{j}, cols - 1u);
+        let x{j} = input[at + read{j}];
+        let weight{j} = weight[select(0u, weight_at + read{j}, weight_cols > 0u)];
+        let bias{j} = bias[select(0u, bias_at + read{j}, bias_cols > 0u)];
         //@ end
         //@ for j 8
         if c{j} < cols {

@@ -11,5 +11,3 @@ const PART_ROWS: u32 = 4u;
 const FIRST_ROW: u32 = 5u;
 // Four words, as a vector.
 const CODEBOOK: u32 = 2u;
-// The first parameter of the shader's own.
-const OWN: u32 = 12u;

@@ -1,7 +1,7 @@
-// A weight: the parameters with which it is read, and the factor of a row. The codes of a row are
-// read in chunks of four words, which hold QUADS times four columns; rows are padded to 32 columns.
-// What follows of its layout gives a chunk with its scales, four of its columns as they are, and
-// the product of a chunk with as many columns of an input row. No value has the row's factor.
+// A weight. The codes of a row are read in chunks of four words, which hold QUADS times four
+// columns; rows are padded to 32 columns. What follows of its layout gives a chunk with its scales,
+// four of its columns as they are, and for integers the product of a chunk with bytes. No value has
+// the row's factor.
 
 @group(0) @binding(1) var<storage, read> weight: array<vec4<u32>>;
 

@@ -189,7 +189,7 @@ impl Gpu {
         Arc::clone(kernels.entry(kernel).or_insert_with(|| Arc::new(self.compile(kernel))))
     }
 
-    /// Apple's GPUs have no packed dot products, and only Metal leads to them.
+    /// Apple's GPUs have no packed dot products.
     fn activations(&self) -> Activations {
         match self.info.backend {
             wgpu::Backend::Metal => Activations::Floats,

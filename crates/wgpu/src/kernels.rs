@@ -37,7 +37,7 @@ fn rows(inputs: Inputs) -> &'static str {
     }
 }
 
-/// Those and what a matmul does with its sums.
+/// The shaders of operands, and of what a matmul does with its sums.
 fn matmul(matmul: Matmul, activations: Activations) -> String {
     let own = match matmul.epilogue {
         Epilogue::One => include_str!("../shaders/epilogue_one.wgsl"),

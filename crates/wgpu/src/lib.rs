@@ -1,4 +1,4 @@
-//! The Plan on GPUs through Vulkan, Metal and DX12. Every operation is one or two dispatches of a
+//! The Plan on GPUs through Vulkan, Metal and DX12. Every operation is a few dispatches of a
 //! WGSL kernel (`shaders/`), recorded in one pass a step. This crate must not know architectures,
 //! text or the engine.
 

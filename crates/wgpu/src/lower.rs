@@ -1,4 +1,4 @@
-//! The plan as dispatches: one or two for each operation. This file must not know the device.
+//! The plan as dispatches: a few for each operation. This file must not know the device.
 
 mod attention;
 mod matmul;

@@ -70,7 +70,7 @@ impl Matrix {
         self.parts.iter().map(|&part| 4 * self.words(part) as u64).sum()
     }
 
-    /// The parameters of `weights.wgsl`.
+    /// The parameters of `weight_params.wgsl`.
     pub(crate) fn params(&self, part: usize) -> Vec<u32> {
         let Part { first_row, rows } = self.parts[part];
         let groups = self.groups();

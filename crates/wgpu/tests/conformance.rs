@@ -1,6 +1,6 @@
 //! The GPU against the reference interpreter: on machines without one, Mesa's lavapipe. Software
 //! takes most of an hour for the whole suite (`cargo xtask conformance --wgpu`): here are cases of
-//! every kernel.
+//! every kernel but those of cooperative matrices, which it does not have.
 
 use bodkin_backend::{KvType, conformance};
 use bodkin_wgpu::Wgpu;
