@@ -1,14 +1,14 @@
-// Matmuls of many rows with cooperative matrices: a workgroup computes a tile of 64 * HALVES rows
+// Matmuls of many rows with cooperative matrices: a workgroup computes a tile of 64 * X_BLOCKS rows
 // of the weight by as many rows of the list, each of its eight subgroups half of the rows of the
 // weight by a quarter of those of the list. Each sum goes over the columns in order, sixteen at
 // once, so that it does not depend on the tile.
 
-const TILE: u32 = 64u * HALVES;
+const TILE: u32 = 64u * X_BLOCKS;
 // Vectors from one row in shared memory to the next: 32 columns, and eight that keep rows in
 // different banks.
 const STRIDE: u32 = 10u;
 // Scales are up to 2^11 and codes up to 2^8, more than halves hold.
-const SCALED: f32 = 1.0 / f32(UNIT);
+const SCALED: f32 = 1.0 / f32(LARGEST_SCALE);
 
 var<workgroup> w_tile: array<vec4<f16>, STRIDE * TILE>;
 var<workgroup> x_tile: array<vec4<f16>, STRIDE * TILE>;
@@ -42,8 +42,8 @@ fn main(
     // The rows of this subgroup.
     let m = subgroup / 4u * (TILE / 2u);
     let n = subgroup % 4u * (TILE / 4u);
-    //@ for i DOUBLE
-    //@ for j HALVES
+    //@ for i W_BLOCKS
+    //@ for j X_BLOCKS
     var sum{i}_{j} = coop_mat16x16<f32, C>();
     //@ end
     //@ end
@@ -73,14 +73,14 @@ fn main(
         next_x{q} = input[x_row + next * 8u + {q}u];
         //@ end
         //@ for k 2
-        //@ for j HALVES
+        //@ for j X_BLOCKS
         let b{k}_{j} = coopLoad<coop_mat16x16<f16, B>>(
             &x_tile[(n + 16u * {j}u) * STRIDE + 4u * {k}u], STRIDE);
         //@ end
-        //@ for i DOUBLE
+        //@ for i W_BLOCKS
         let a{k}_{i} = coopLoadT<coop_mat16x16<f16, A>>(
             &w_tile[(m + 16u * {i}u) * STRIDE + 4u * {k}u], STRIDE);
-        //@ for j HALVES
+        //@ for j X_BLOCKS
         sum{i}_{j} = coopMultiplyAdd(a{k}_{i}, b{k}_{j}, sum{i}_{j});
         //@ end
         //@ end
@@ -88,15 +88,15 @@ fn main(
         workgroupBarrier();
     }
     // A lane finishes half of the rows of the weight for a row of the list.
-    //@ for j HALVES
+    //@ for j X_BLOCKS
     let token{j} = first_x + n + 16u * {j}u + lane / 2u;
     var out_row{j} = 0u;
     var factor{j} = 0.0;
     if token{j} < count {
         out_row{j} = batch[list + 2u * token{j} + 1u];
-        factor{j} = input_factor(token{j}) * f32(UNIT);
+        factor{j} = input_factor(token{j}) * f32(LARGEST_SCALE);
     }
-    //@ for i DOUBLE
+    //@ for i W_BLOCKS
     coopStore(sum{i}_{j}, &sums[subgroup * 256u], 16u);
     workgroupBarrier();
     //@ for p 4

@@ -22,7 +22,7 @@ fn columns(at: u32, i: u32) -> Columns {
     let largest = max(max(most.x, most.y), max(most.z, most.w));
     var scale = largest / 127.0;
     let inverse = select(127.0 / largest, 0.0, largest < 1.0e-36);
-    // What is no number must not become one.
+    // NaN and infinity stay what they are: as integers they would be lost.
     let check = (total.x + total.y) + (total.z + total.w);
     if (bitcast<u32>(check) & 0x7f800000u) == 0x7f800000u {
         scale = check;

@@ -1,6 +1,6 @@
 //! The text of each kernel, put together from the files of `shaders/`.
 
-use crate::layout::Layout;
+use crate::layout::{LARGEST_SCALE, Layout};
 use crate::lower::{GEMV_ROWS, gemv_shape};
 use crate::program::{Activations, Epilogue, Inputs, Kernel, KvDtype, Matmul};
 
@@ -19,13 +19,16 @@ fn weights(layout: Layout) -> String {
 }
 
 /// The shaders of a weight and its input rows.
-fn operands(layout: Layout, inputs: Inputs, activations: Activations) -> String {
-    let columns = match (activations, layout.has_scales()) {
-        _ if inputs == Inputs::Halves => "",
+fn operands(layout: Layout, inputs: Inputs) -> String {
+    [&weights(layout), rows(inputs)].concat()
+}
+
+/// What a chunk of the weight is multiplied with in the kernels of few rows.
+fn columns(layout: Layout, activations: Activations) -> &'static str {
+    match (activations, layout.has_scales()) {
         (Activations::Bytes, true) => include_str!("../shaders/input_ints.wgsl"),
         _ => include_str!("../shaders/input_floats.wgsl"),
-    };
-    [&weights(layout), rows(inputs), columns].concat()
+    }
 }
 
 /// How input rows are read.
@@ -38,7 +41,7 @@ fn rows(inputs: Inputs) -> &'static str {
 }
 
 /// The shaders of operands, and of what a matmul does with its sums.
-fn matmul(matmul: Matmul, activations: Activations) -> String {
+fn matmul(matmul: Matmul) -> String {
     let own = match matmul.epilogue {
         Epilogue::One => include_str!("../shaders/epilogue_one.wgsl"),
         Epilogue::Three => include_str!("../shaders/epilogue_three.wgsl"),
@@ -48,7 +51,7 @@ fn matmul(matmul: Matmul, activations: Activations) -> String {
         Epilogue::Gate => FUNCTIONS,
         Epilogue::One | Epilogue::Three => "",
     };
-    let operands = operands(matmul.layout, matmul.inputs, activations);
+    let operands = operands(matmul.layout, matmul.inputs);
     [&operands, functions, include_str!("../shaders/epilogue.wgsl"), own].concat()
 }
 
@@ -116,26 +119,28 @@ fn gemv(m: Matmul, tokens: usize, activations: Activations) -> String {
         ("ALONE", usize::from(tokens == 1)),
         ("SEVERAL", usize::from(tokens != 1)),
     ];
-    text(&[&matmul(m, activations), SUMS, include_str!("../shaders/gemv.wgsl")], &constants)
+    let columns = columns(m.layout, activations);
+    text(&[&matmul(m), columns, SUMS, include_str!("../shaders/gemv.wgsl")], &constants)
 }
 
 /// Of a tile's columns in shared memory, each of 256 threads brings a few vectors of four.
 fn gemm_cooperative(m: Matmul, tile: usize) -> String {
-    let (halves, chunk_quads) = (tile / 64, m.layout.chunk_quads());
-    let thread_quads = 2 * halves;
+    let (x_blocks, chunk_quads) = (tile / 64, m.layout.chunk_quads());
+    let thread_quads = 2 * x_blocks;
     let quads = chunk_quads.min(thread_quads);
     let constants = [
         ("QUADS", chunk_quads),
-        ("HALVES", halves),
-        ("DOUBLE", 2 * halves),
+        // Blocks of 16 rows of a subgroup: of the list, and of the weight.
+        ("X_BLOCKS", x_blocks),
+        ("W_BLOCKS", 2 * x_blocks),
         ("THREAD_QUADS", thread_quads),
         ("CHUNK_QUADS", quads),
         ("CHUNKS", thread_quads / quads),
-        ("UNIT", if m.layout.has_scales() { 1 << 10 } else { 1 }),
+        ("LARGEST_SCALE", if m.layout.has_scales() { LARGEST_SCALE } else { 1 }),
     ];
     let own = include_str!("../shaders/gemm_cooperative.wgsl");
     let enabled = "enable f16;\nenable wgpu_cooperative_matrix;\n";
-    [enabled, &text(&[&matmul(m, Activations::Floats), own], &constants)].concat()
+    [enabled, &text(&[&matmul(m), own], &constants)].concat()
 }
 
 fn gemm(m: Matmul, tile: usize) -> String {
@@ -143,7 +148,7 @@ fn gemm(m: Matmul, tile: usize) -> String {
         return gemm_cooperative(m, tile);
     }
     let constants = [("QUADS", m.layout.chunk_quads()), ("HALVES", tile / 64)];
-    text(&[&matmul(m, Activations::Floats), include_str!("../shaders/gemm.wgsl")], &constants)
+    text(&[&matmul(m), include_str!("../shaders/gemm.wgsl")], &constants)
 }
 
 /// Rows of a list in half precision.
@@ -155,8 +160,8 @@ fn halves(inputs: Inputs) -> String {
 fn experts(layout: Layout, inputs: Inputs, activations: Activations) -> String {
     let quads = ("QUADS", layout.chunk_quads());
     let constants = [quads, ("THREADS", 64), ("ROWS", GEMV_ROWS), ("SUMS", GEMV_ROWS)];
-    let operands = operands(layout, inputs, activations);
-    text(&[&operands, SUMS, include_str!("../shaders/experts.wgsl")], &constants)
+    let (operands, columns) = (operands(layout, inputs), columns(layout, activations));
+    text(&[&operands, columns, SUMS, include_str!("../shaders/experts.wgsl")], &constants)
 }
 
 fn store(dtype: KvDtype) -> String {

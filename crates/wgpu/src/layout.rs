@@ -8,7 +8,7 @@ use half::f16;
 /// Columns that share a word of scales; rows are padded to a multiple of it.
 pub(crate) const GROUP_COLS: usize = 32;
 /// The largest scale of a row is stored as this, or up to twice as much.
-const LARGEST_SCALE: f32 = (1 << 10) as f32;
+pub(crate) const LARGEST_SCALE: usize = 1 << 10;
 
 /// How the codes of a row are stored. Scales are pairs of halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,7 +170,7 @@ impl Packing {
         let has_min = matches!(self.layout, Layout::Unsigned | Layout::Nibbles);
         let numbers = |g: &Group| if has_min { [g.scales[0], g.min] } else { g.scales };
         let largest = groups.iter().flat_map(numbers).fold(0.0f32, |max, x| max.max(x.abs()));
-        let unit = power_of_two(largest) / LARGEST_SCALE;
+        let unit = power_of_two(largest) / LARGEST_SCALE as f32;
         let words = codes.chunks_exact_mut(self.layout.group_words());
         for ((group, words), scale) in groups.iter().zip(words).zip(scales) {
             *scale = pair(numbers(group).map(|x| x / unit));

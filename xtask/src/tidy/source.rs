@@ -59,6 +59,9 @@ fn unsafe_code(item: &Item, text: &str, violations: &mut Vec<String>) {
     if !["gguf", "wgpu"].contains(&name) {
         return;
     }
+    if is_root && !text.contains("#![deny(unsafe_code)]") {
+        violations.push(format!("{}: expected #![deny(unsafe_code)]", item.path));
+    }
     let allowed = UNSAFE_BLOCKS.iter().find(|(path, _)| *path == item.path);
     let allowed = allowed.map_or(0, |(_, blocks)| *blocks);
     if blocks > allowed {
