@@ -9,9 +9,9 @@ fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let part = parts[id.z * PARTS + min(thread, PARTS - 1u)];
+    let part = parts[id.x * PARTS + min(thread, PARTS - 1u)];
     reduce(thread, part.x, part.y);
     if thread == 0u {
-        tokens[id.z] = select(places[0], NONE, keys[0] == NONE || keys[0] <= LEAST);
+        tokens[id.x] = select(places[0], NONE, keys[0] == NONE || keys[0] <= LEAST);
     }
 }

@@ -26,13 +26,13 @@ fn main(
 ) {
     let width = param(WIDTH);
     let len = (width + PARTS - 1u) / PARTS;
-    let start = min(id.x * len, width - 1u);
+    let start = min(id.y * len, width - 1u);
     let to = min(start + len, width);
     var key = 0u;
     var place = NONE;
     for (var i = start + thread; i < to; i += 8u * THREADS) {
         //@ for j 8
-        let bits{j} = logits[id.z * width + min(i + {j}u * THREADS, to - 1u)];
+        let bits{j} = logits[id.x * width + min(i + {j}u * THREADS, to - 1u)];
         //@ end
         //@ for j 8
         let key{j} = key_of(bits{j});
@@ -44,6 +44,6 @@ fn main(
     }
     reduce(thread, key, place);
     if thread == 0u {
-        parts[id.z * PARTS + id.x] = vec2(keys[0], places[0]);
+        parts[id.x * PARTS + id.y] = vec2(keys[0], places[0]);
     }
 }

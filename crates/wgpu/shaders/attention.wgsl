@@ -29,7 +29,7 @@ fn main(
     if head >= heads {
         return;
     }
-    let row = id.z;
+    let row = id.x;
     let span = row_span(row);
     let position = row_position(row);
     let key_dim = param(KEY_DIM);

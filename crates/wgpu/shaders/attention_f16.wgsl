@@ -41,7 +41,7 @@ fn main(
     let i = linear_id(id, groups);
     let head = i / splits;
     let split = i % splits;
-    let row = batch[batch[LISTS + 4u * param(LIST)] + 2u * id.z];
+    let row = batch[batch[LISTS + 4u * param(LIST)] + 2u * id.x];
     let span = row_span(row);
     let range = seen(row);
     let len = split_len(range.y - range.x);
@@ -173,7 +173,7 @@ fn main(
             output[at + 2u] = y.z;
             output[at + 3u] = y.w;
         } else {
-            let at = ((id.z * heads + head) * splits + split) * (4u * width + 2u) + 2u + 4u * c;
+            let at = ((id.x * heads + head) * splits + split) * (4u * width + 2u) + 2u + 4u * c;
             output[at] = y.x;
             output[at + 1u] = y.y;
             output[at + 2u] = y.z;
@@ -181,7 +181,7 @@ fn main(
         }
     }
     if splits > 1u && thread == 0u {
-        let at = ((id.z * heads + head) * splits + split) * (4u * width + 2u);
+        let at = ((id.x * heads + head) * splits + split) * (4u * width + 2u);
         output[at] = largest;
         output[at + 1u] = total;
     }

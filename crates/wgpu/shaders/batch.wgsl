@@ -11,9 +11,10 @@ fn param_f32(i: u32) -> f32 {
     return bitcast<f32>(param(i));
 }
 
-// The number of the workgroup in x and y, which together count one dimension.
+// Workgroups count rows of the step in x, so that those that read the same weights run together; y
+// and z count one dimension together, which this is.
 fn linear_id(id: vec3<u32>, groups: vec3<u32>) -> u32 {
-    return id.x + id.y * groups.x;
+    return id.y + id.z * groups.y;
 }
 
 // The header of the step: where rows and spans begin, and the words of a span.

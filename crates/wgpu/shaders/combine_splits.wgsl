@@ -21,13 +21,13 @@ fn main(
     if head >= heads {
         return;
     }
-    let row = batch[batch[LISTS + 4u * param(LIST)] + 2u * id.z];
+    let row = batch[batch[LISTS + 4u * param(LIST)] + 2u * id.x];
     let range = seen(row);
     let count = range.y - range.x;
     let len = split_len(count);
     let used = (count + len - 1u) / len;
     let dim = param(VALUE_DIM);
-    let at = (id.z * heads + head) * param(SPLITS) * (dim + 2u);
+    let at = (id.x * heads + head) * param(SPLITS) * (dim + 2u);
     if thread < used {
         maxima[thread] = splits[at + thread * (dim + 2u)];
         split_sums[thread] = splits[at + thread * (dim + 2u) + 1u];

@@ -47,19 +47,19 @@ fn main(
     let overlaps = param(OVERLAPS) != 0u;
     let width = select(dim, 2u * dim, overlaps);
     let own = select(0u, dim, overlaps);
-    let at = span_slot(id.z) * 3u * width + 3u * column;
+    let at = span_slot(id.x) * 3u * width + 3u * column;
     let empty = Softmax(-3.4028235e38, 0.0, 0.0);
     var current = empty;
     var next = empty;
-    if span_position(id.z) > 0u {
+    if span_position(id.x) > 0u {
         current = load(at);
         if overlaps {
             next = load(at + 3u * dim);
         }
     }
-    for (var t = 0u; t < span_len(id.z); t++) {
-        let row = span_row(id.z) + t;
-        let position = span_position(id.z) + t;
+    for (var t = 0u; t < span_len(id.x); t++) {
+        let row = span_row(id.x) + t;
+        let position = span_position(id.x) + t;
         if position % param(RATIO) == 0u {
             current = empty;
             if overlaps && position > 0u {

@@ -22,10 +22,10 @@ fn main(
         return;
     }
     let before = param(KERNEL) - 1u;
-    let first = span_row(id.z);
-    let len = span_len(id.z);
-    let state_at = span_slot(id.z) * before * width + column;
-    let is_new = span_position(id.z) == 0u;
+    let first = span_row(id.x);
+    let len = span_len(id.x);
+    let state_at = span_slot(id.x) * before * width + column;
+    let is_new = span_position(id.x) == 0u;
     var y = 0.0;
     for (var row = 0u; row < len; row++) {
         y = 0.0;

@@ -45,16 +45,16 @@ fn main(
     let key_heads = param(KEY_HEADS);
     let key_head = select(head / (heads / key_heads), head % key_heads, param(IS_CYCLIC) != 0u);
     let is_channelwise = param(IS_CHANNELWISE) != 0u;
-    let at = (span_slot(id.z) * heads + head) * dim * dim;
-    if span_position(id.z) == 0u {
+    let at = (span_slot(id.x) * heads + head) * dim * dim;
+    if span_position(id.x) == 0u {
         for (var column = thread; column < dim; column += THREADS) {
             for (var i = 0u; i < dim; i++) {
                 state[at + i * dim + column] = 0.0;
             }
         }
     }
-    for (var t = 0u; t < span_len(id.z); t++) {
-        let row = span_row(id.z) + t;
+    for (var t = 0u; t < span_len(id.x); t++) {
+        let row = span_row(id.x) + t;
         let row_at = row * (2u * key_heads + heads) * dim;
         let q_at = row_at + key_head * dim;
         let k_at = q_at + key_heads * dim;

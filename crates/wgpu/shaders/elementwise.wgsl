@@ -38,7 +38,7 @@ fn main(
     if column >= width {
         return;
     }
-    let row = id.z;
+    let row = id.x;
     let a_at = row * param(A_WIDTH);
     let b_at = row * param(B_WIDTH);
     var y = 0.0;

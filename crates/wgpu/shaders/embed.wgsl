@@ -13,7 +13,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let row = id.z;
+    let row = id.x;
     var table_row = 0u;
     switch param(BY) {
         case 0u: { table_row = row_token(row); }

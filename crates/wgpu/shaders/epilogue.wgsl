@@ -6,8 +6,8 @@
 @group(0) @binding(4) var<storage, read> addend: array<f32>;
 @group(0) @binding(5) var<storage, read_write> output: array<f32>;
 
-// Columns of an input row; the list of rows; whether there are a bias and an addend.
-const INPUT_WIDTH: u32 = 12u;
+// From one input row to the next; the list of rows; whether there are a bias and an addend.
+const INPUT_STRIDE: u32 = 12u;
 const LIST: u32 = 13u;
 const HAS_BIAS: u32 = 14u;
 const HAS_ADDEND: u32 = 15u;

@@ -5,13 +5,15 @@
 @group(0) @binding(4) var<storage, read_write> output: array<f32>;
 @group(0) @binding(5) var<storage, read> route: array<f32>;
 
-// Columns of an input row; rows of an expert's matrix; experts of a token; whether all experts are
-// used; whether there is a bias.
-const INPUT_WIDTH: u32 = 12u;
+// From one input row to the next; rows of an expert's matrix; experts of a token; whether only some
+// experts are used; whether there is a bias; from the columns of one expert to those of the next, if
+// each has its own.
+const INPUT_STRIDE: u32 = 12u;
 const EXPERT_ROWS: u32 = 13u;
 const USED: u32 = 14u;
 const IS_ROUTED: u32 = 15u;
 const HAS_BIAS: u32 = 16u;
+const SLOT_STRIDE: u32 = 17u;
 
 @compute @workgroup_size(64)
 fn main(
@@ -25,7 +27,7 @@ fn main(
     let tile = linear_id(id, groups);
     let slot = tile / tiles;
     let first = (tile % tiles) * ROWS;
-    let token = id.z;
+    let token = id.x;
     if slot >= used {
         return;
     }
@@ -39,10 +41,7 @@ fn main(
         return;
     }
     let matrix = (expert - first_expert) * expert_rows;
-    var at = token * param(INPUT_WIDTH);
-    if param(INPUT_WIDTH) != param(COLS) {
-        at += slot * param(COLS);
-    }
+    let at = token * param(INPUT_STRIDE) + slot * param(SLOT_STRIDE);
     let chunks = row_chunks();
     //@ for r ROWS
     let row{r} = (matrix + min(first + {r}u, expert_rows - 1u)) * chunks;
@@ -64,7 +63,7 @@ fn main(
     //@ for r ROWS
     put({r}u, thread, sum{r});
     //@ end
-    add_up(thread);
+    add_up(thread, 0u);
     if thread < ROWS && first + thread < expert_rows {
         var y = sum_of(thread) * factor(matrix + first + thread);
         if param(HAS_BIAS) != 0u {

@@ -36,14 +36,14 @@ fn main(
     let rows = param(PART_ROWS);
     let list = batch[LISTS + 4u * param(LIST)];
     let count = batch[LISTS + 4u * param(LIST) + 1u];
-    let first_x = id.z * TILE;
+    let first_x = id.x * TILE;
     if first >= rows {
         return;
     }
     // Each thread brings one or two times four columns of a row of both tiles.
     let mine = thread % TILE;
     let w_row = weight_row(min(first + mine, rows - 1u)) * row_chunks();
-    let x_row = batch[list + 2u * min(first_x + mine, count - 1u)] * param(INPUT_WIDTH);
+    let x_row = batch[list + 2u * min(first_x + mine, count - 1u)] * param(INPUT_STRIDE);
     let m = thread / 16u;
     let n = thread % 16u;
     //@ for h HALVES

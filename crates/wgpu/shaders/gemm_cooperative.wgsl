@@ -24,12 +24,12 @@ fn main(
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
     // Without calls, so that naga sees that all threads branch alike.
-    let first = (id.x + id.y * groups.x) * TILE;
+    let first = (id.y + id.z * groups.y) * TILE;
     let rows = params[PART_ROWS >> 2u][PART_ROWS & 3u];
     let steps = params[GROUPS >> 2u][GROUPS & 3u];
     let list = batch[LISTS + 4u * param(LIST)];
     let count = batch[LISTS + 4u * param(LIST) + 1u];
-    let first_x = id.z * TILE;
+    let first_x = id.x * TILE;
     if first >= rows {
         return;
     }

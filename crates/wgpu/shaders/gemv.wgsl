@@ -1,6 +1,6 @@
 // Matmuls of few rows: a workgroup computes ROWS rows of the weight for TOKENS rows of the list.
 // The sum of a product has the same order whatever is beside it: each thread adds its chunks, then
-// the threads are added.
+// the threads are added, ROUND_ROWS rows at once.
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -14,24 +14,27 @@ fn main(
         return;
     }
     let chunks = row_chunks();
-    //@ for r ROWS
-    let row{r} = weight_row(min(first + {r}u, rows - 1u)) * chunks;
-    var w{r} = chunk(row{r} + min(thread, chunks - 1u));
+    //@ for g ROUNDS
+    //@ for r ROUND_ROWS
+    let i{g}_{r} = first + {g}u * ROUND_ROWS + {r}u;
+    let row{g}_{r} = weight_row(min(i{g}_{r}, rows - 1u)) * chunks;
+    var w{g}_{r} = chunk(row{g}_{r} + min(thread, chunks - 1u));
     //@ for n TOKENS
-    var sum{r}_{n} = 0.0;
+    var sum{g}_{r}_{n} = 0.0;
+    //@ end
     //@ end
     //@ end
     let list_at = LISTS + 4u * param(LIST);
     // The first row of a list is in the header.
     //@ for s ALONE
     let count = 1u;
-    let at0 = batch[list_at + 2u] * param(INPUT_WIDTH);
+    let at0 = batch[list_at + 2u] * param(INPUT_STRIDE);
     //@ end
     //@ for s SEVERAL
-    let list = batch[list_at] + 2u * id.z * TOKENS;
-    let count = min(batch[list_at + 1u] - id.z * TOKENS, TOKENS);
+    let list = batch[list_at] + 2u * id.x * TOKENS;
+    let count = min(batch[list_at + 1u] - id.x * TOKENS, TOKENS);
     //@ for n TOKENS
-    let at{n} = batch[list + 2u * min({n}u, count - 1u)] * param(INPUT_WIDTH);
+    let at{n} = batch[list + 2u * min({n}u, count - 1u)] * param(INPUT_STRIDE);
     //@ end
     //@ end
     // Some threads finish two sums each; what they need for that is on its way meanwhile.
@@ -56,26 +59,34 @@ fn main(
         let x{n} = columns(at{n}, min(i, chunks - 1u));
         //@ end
         let next = min(i + THREADS, chunks - 1u);
-        //@ for r ROWS
-        let next_w{r} = chunk(row{r} + next);
+        //@ for g ROUNDS
+        //@ for r ROUND_ROWS
+        let next_w{g}_{r} = chunk(row{g}_{r} + next);
+        //@ end
         //@ end
         if i < chunks {
-            //@ for r ROWS
+            //@ for g ROUNDS
+            //@ for r ROUND_ROWS
             //@ for n TOKENS
-            sum{r}_{n} += dot_chunk(w{r}, x{n});
+            sum{g}_{r}_{n} += dot_chunk(w{g}_{r}, x{n});
+            //@ end
             //@ end
             //@ end
         }
-        //@ for r ROWS
-        w{r} = next_w{r};
+        //@ for g ROUNDS
+        //@ for r ROUND_ROWS
+        w{g}_{r} = next_w{g}_{r};
+        //@ end
         //@ end
     }
-    //@ for r ROWS
+    //@ for g ROUNDS
+    //@ for r ROUND_ROWS
     //@ for n TOKENS
-    put(TOKENS * {r}u + {n}u, thread, sum{r}_{n});
+    put(TOKENS * {r}u + {n}u, thread, sum{g}_{r}_{n});
     //@ end
     //@ end
-    add_up(thread);
+    add_up(thread, {g}u);
+    //@ end
     if finishes {
         let r = 2u * (thread / TOKENS);
         let sums = vec2(sum_of(TOKENS * r + n), sum_of(TOKENS * (r + 1u) + n));

@@ -4,7 +4,7 @@
 @group(0) @binding(1) var<storage, read_write> halves: array<vec4<f16>>;
 
 // Columns of an input row, and the list of rows.
-const INPUT_WIDTH: u32 = 12u;
+const INPUT_STRIDE: u32 = 12u;
 const LIST: u32 = 13u;
 
 const THREADS: u32 = 256u;
@@ -23,7 +23,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let list = batch[LISTS + 4u * param(LIST)];
-    let at = batch[list + 2u * id.z] * param(INPUT_WIDTH);
+    let at = batch[list + 2u * id.x] * param(INPUT_STRIDE);
     let quads = 8u * param(GROUPS);
     var most = vec4<f32>();
     for (var i = thread; i < quads; i += THREADS) {
@@ -46,7 +46,7 @@ fn main(
     }
     let exponent = exponent_of(row_max);
     let scale = bitcast<f32>(u32(127 - exponent) << 23u);
-    let out = id.z * (quads + 1u);
+    let out = id.x * (quads + 1u);
     for (var i = thread; i < quads; i += THREADS) {
         halves[out + i] = vec4<f16>(input4(at, i) * scale);
     }

@@ -17,7 +17,7 @@ fn x_at(at: u32, i: u32, part: u32) -> f32 {
 @compute @workgroup_size(1)
 fn main(@builtin(workgroup_id) id: vec3<u32>) {
     let s = param(STREAMS);
-    let at = id.z * param(WIDTH);
+    let at = id.x * param(WIDTH);
     let eps = param_f32(EPS);
     for (var i = 0u; i < s; i++) {
         output[at + i] = sigmoid(x_at(at, i, 0u)) + eps;

@@ -62,7 +62,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let row = id.z;
+    let row = id.x;
     let kv_heads = param(KV_HEADS);
     let key_dim = param(KEY_DIM);
     let value_dim = param(VALUE_DIM);

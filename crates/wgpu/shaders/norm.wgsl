@@ -34,7 +34,7 @@ fn main(
     if part >= param(PARTS) {
         return;
     }
-    let at = (id.z * param(PARTS) + part) * cols;
+    let at = (id.x * param(PARTS) + part) * cols;
     let kind = param(KIND);
     var mean = 0.0;
     if kind == LAYER || kind == CUTOFF {
@@ -71,7 +71,7 @@ fn main(
     if kind == RESCALE {
         var like = 0.0;
         for (var c = thread; c < cols; c += THREADS) {
-            let x = weight[id.z * cols + c];
+            let x = weight[id.x * cols + c];
             like += x * x;
         }
         scale = sqrt(sum_of_all(thread, like)) / max(sqrt(square), 1.17549435e-38);
@@ -83,7 +83,8 @@ fn main(
     // Both have the columns of one part, or of all parts.
     let weight_at = part * cols % max(weight_cols, 1u);
     let bias_at = part * cols % max(bias_cols, 1u);
-    for (var first = thread; first < cols; first += STEP) {
+    for (var base = 0u; base < cols; base += STEP) {
+        let first = base + thread;
         //@ for j 8
         let c{j} = first + {j}u * THREADS;
         let read{j} = min(c{j}, cols - 1u);
@@ -92,10 +93,19 @@ fn main(
         let bias{j} = bias[select(0u, bias_at + read{j}, bias_cols > 0u)];
         //@ end
         //@ for j 8
+        var y{j} = (x{j} - mean) * scale * select(1.0, weight{j}, weight_cols > 0u);
+        y{j} += select(0.0, bias{j}, bias_cols > 0u);
         if c{j} < cols {
-            let y = (x{j} - mean) * scale * select(1.0, weight{j}, weight_cols > 0u);
-            output[at + c{j}] = y + select(0.0, bias{j}, bias_cols > 0u);
+            output[at + c{j}] = y{j};
         }
+        //@ end
+        //@ for b AS_BYTES
+        //@ for j 8
+        keep_column({j}u * THREADS + thread, select(0.0, y{j}, c{j} < cols));
+        //@ end
+        workgroupBarrier();
+        store_chunk(id.x, base, thread);
+        workgroupBarrier();
         //@ end
     }
 }

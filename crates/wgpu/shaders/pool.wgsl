@@ -23,7 +23,7 @@ fn main(
     if column >= width {
         return;
     }
-    let span = row_span(batch[batch[LISTS + 4u * ALL_OUTPUTS] + 2u * id.z]);
+    let span = row_span(batch[batch[LISTS + 4u * ALL_OUTPUTS] + 2u * id.x]);
     let start = span_row(span);
     let len = span_len(span);
     var y = 0.0;
@@ -37,5 +37,5 @@ fn main(
         case FIRST: { y = input[start * width + column]; }
         default: { y = input[(start + len - 1u) * width + column]; }
     }
-    output[id.z * width + column] = y;
+    output[id.x * width + column] = y;
 }

@@ -22,7 +22,7 @@ fn main(
         return;
     }
     let pairs = param(PAIRS);
-    let at = id.z * width + column;
+    let at = id.x * width + column;
     let i = column % param(HEAD_DIM);
     if i >= 2u * pairs {
         output[at] = input[at];
@@ -30,5 +30,5 @@ fn main(
     }
     let pair = pair_of(i, pairs);
     let other = input[at - i + pair.other];
-    output[at] = rotate(input[at], other, angles[id.z * pairs + pair.number], pair.is_second);
+    output[at] = rotate(input[at], other, angles[id.x * pairs + pair.number], pair.is_second);
 }

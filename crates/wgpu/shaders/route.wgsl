@@ -109,7 +109,7 @@ fn main(
 ) {
     let experts = param(EXPERTS);
     let used = param(USED);
-    let row = id.z;
+    let row = id.x;
     let at = row * experts;
     let gating = param(GATING);
     var largest = LEAST;

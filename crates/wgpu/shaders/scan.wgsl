@@ -36,14 +36,14 @@ fn main(
     let a_len = select(dt_width, dt_width * n, is_channelwise);
     let d = weights[a_len + j];
     let dt_bias = weights[a_len + dt_width + j];
-    let at = span_slot(id.z) * n * width + i;
-    if span_position(id.z) == 0u {
+    let at = span_slot(id.x) * n * width + i;
+    if span_position(id.x) == 0u {
         for (var k = 0u; k < n; k++) {
             state[at + k * width] = 0.0;
         }
     }
-    for (var t = 0u; t < span_len(id.z); t++) {
-        let row = span_row(id.z) + t;
+    for (var t = 0u; t < span_len(id.x); t++) {
+        let row = span_row(id.x) + t;
         let bc_at = (row * param(GROUPS) + group) * n;
         let value = x[row * width + i];
         let step_size = softplus(dt[row * dt_width + j] + dt_bias);

@@ -56,7 +56,7 @@ fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let row = id.z;
+    let row = id.x;
     let span = row_span(row);
     let ratio = param(RATIO);
     let heads = param(HEADS);

@@ -1,26 +1,26 @@
-// Sums over the THREADS of a workgroup, SUMS of them at once: sixteen threads are added in order,
-// then four of their sums at a time.
+// ROUNDS times SUMS sums over the THREADS of a workgroup, SUMS of them at once: sixteen threads are
+// added in order, then four of their sums at a time.
 
 const PARTS: u32 = THREADS / 16u;
 
 // Sixteen in a row of seventeen: neighbours read from different banks.
 var<workgroup> partial: array<f32, 17 * PARTS * SUMS>;
-var<workgroup> part_sums: array<f32, PARTS * SUMS>;
+var<workgroup> part_sums: array<f32, PARTS * SUMS * ROUNDS>;
 
-// A thread's part of sum `i`.
+// A thread's part of sum `i` of a round.
 fn put(i: u32, thread: u32, value: f32) {
     partial[17u * PARTS * i + 17u * (thread / 16u) + thread % 16u] = value;
 }
 
-// Called by all threads between `put` and `sum_of`.
-fn add_up(thread: u32) {
+// Called by all threads between `put` and the `put` of the next round or `sum_of`.
+fn add_up(thread: u32, round: u32) {
     workgroupBarrier();
     for (var q = thread; q < PARTS * SUMS; q += THREADS) {
         var sum = 0.0;
         for (var i = 0u; i < 16u; i++) {
             sum += partial[17u * q + i];
         }
-        part_sums[q] = sum;
+        part_sums[PARTS * SUMS * round + q] = sum;
     }
     workgroupBarrier();
 }

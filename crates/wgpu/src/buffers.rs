@@ -5,8 +5,8 @@ use bodkin_model::{Op, Plan};
 
 use crate::gpu::Gpu;
 use crate::kv::{self, KvCache};
-use crate::lower::{ARGMAX_PARTS, all_split_elements, half_row_quads};
-use crate::program::{BufferId, KvDtype, Program};
+use crate::lower::{ARGMAX_PARTS, all_split_elements, byte_row_vectors, half_row_quads};
+use crate::program::{Activations, BufferId, KvDtype, Program};
 
 /// All of them, in the order of their numbers.
 pub(crate) struct Buffers {
@@ -16,6 +16,7 @@ pub(crate) struct Buffers {
     pub(crate) angles: Vec<wgpu::Buffer>,
     pub(crate) counts: wgpu::Buffer,
     halves: wgpu::Buffer,
+    bytes: wgpu::Buffer,
     scores: wgpu::Buffer,
     splits: wgpu::Buffer,
     parts: wgpu::Buffer,
@@ -47,6 +48,7 @@ impl Buffers {
             angles: angles.collect::<Result<_>>()?,
             counts: buffer("counts of experts", program.counts)?,
             halves: gpu.buffer("inputs in half precision", halves_bytes(gpu, plan, limits))?,
+            bytes: gpu.buffer("inputs as bytes", row_bytes(gpu, plan, limits))?,
             scores: buffer("scores", limits.tokens * scores_width(plan, limits))?,
             splits: buffer("splits", all_split_elements(plan, limits, dtypes))?,
             parts: buffer("largest logits", 2 * ARGMAX_PARTS * limits.outputs)?,
@@ -67,6 +69,7 @@ impl Buffers {
             BufferId::Angles(i) => &self.angles[i],
             BufferId::Counts => &self.counts,
             BufferId::Halves => &self.halves,
+            BufferId::Bytes => &self.bytes,
             BufferId::Scores => &self.scores,
             BufferId::Splits => &self.splits,
             BufferId::Parts => &self.parts,
@@ -80,8 +83,17 @@ impl Buffers {
 
 /// Bytes of the inputs of a matmul with cooperative matrices.
 pub(crate) fn halves_bytes(gpu: &Gpu, plan: &Plan, limits: &Limits) -> u64 {
-    let rows = if gpu.is_cooperative { limits.tokens } else { 0 };
+    let rows = if gpu.arithmetic.is_cooperative { limits.tokens } else { 0 };
     8 * (rows * half_row_quads(plan)) as u64
+}
+
+/// Bytes of the inputs of a matmul as bytes.
+pub(crate) fn row_bytes(gpu: &Gpu, plan: &Plan, limits: &Limits) -> u64 {
+    let rows = match gpu.arithmetic.activations {
+        Activations::Bytes => limits.tokens,
+        Activations::Floats => 0,
+    };
+    16 * (rows * byte_row_vectors(plan)) as u64
 }
 
 /// Scores of a row of an indexer.

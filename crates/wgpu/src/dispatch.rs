@@ -1,12 +1,13 @@
 //! Dispatches that are ready to run: kernels compiled, buffers bound, parameters in place.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bodkin_backend::Result;
 
 use crate::batch_data::BatchData;
 use crate::gpu::{Compiled, Gpu};
-use crate::program::{BufferId, Depth, Dispatch, Grid, Kernel, Program};
+use crate::program::{BufferId, Depth, Dispatch, Grid, Program};
 
 /// Words of the parameters of a dispatch.
 const PARAM_WORDS: usize = 32;
@@ -16,32 +17,29 @@ const MAX_GROUPS: usize = 32_768;
 /// A dispatch with its bind group.
 pub(crate) struct Ready {
     operands: wgpu::BindGroup,
-    run: Run,
-    /// For a list of at most that number of rows.
-    short: Option<(usize, Run)>,
-    /// The first operation of its stage.
-    pub(crate) op: usize,
-}
-
-/// A kernel, and how many workgroups of it run.
-struct Run {
     compiled: Arc<Compiled>,
+    /// Workgroups for each of `depth`, in two dimensions.
     groups: [u32; 2],
     depth: Depth,
+    /// The lengths of a list for which it runs.
+    lens: RangeInclusive<usize>,
+    /// The first operation of its stage.
+    pub(crate) op: usize,
 }
 
 impl Ready {
     /// Records the dispatch, if the step has rows for it.
     pub(crate) fn record(&self, pass: &mut wgpu::ComputePass<'_>, data: &BatchData) {
-        let run = match (&self.short, self.run.depth) {
-            (Some((most, short)), Depth::List(list, _)) if data.list_len(list) <= *most => short,
-            _ => &self.run,
-        };
-        let depth = data.depth(run.depth) as u32;
+        if let Depth::List(list, _) = self.depth
+            && !self.lens.contains(&data.list_len(list))
+        {
+            return;
+        }
+        let depth = data.depth(self.depth) as u32;
         if depth > 0 {
-            pass.set_pipeline(&run.compiled.pipeline);
+            pass.set_pipeline(&self.compiled.pipeline);
             pass.set_bind_group(0, &self.operands, &[]);
-            pass.dispatch_workgroups(run.groups[0], run.groups[1], depth);
+            pass.dispatch_workgroups(depth, self.groups[0], self.groups[1]);
         }
     }
 }
@@ -77,13 +75,10 @@ pub(crate) fn ready(
     (params, i): (&wgpu::Buffer, usize),
     find: &dyn Fn(&BufferId) -> Result<wgpu::Buffer>,
 ) -> Result<Ready> {
-    let run = |kernel: Kernel, grid: Grid| {
-        let x = grid.groups.clamp(1, MAX_GROUPS);
-        let groups = [x, grid.groups.div_ceil(x)].map(|groups| groups as u32);
-        Run { compiled: gpu.kernel(kernel), groups, depth: grid.depth }
-    };
-    let short = dispatch.short.map(|(most, kernel, grid)| (most, run(kernel, grid)));
-    let run = run(dispatch.kernel, dispatch.grid);
+    let compiled = gpu.kernel(dispatch.kernel);
+    let Grid { groups, depth } = dispatch.grid;
+    let y = groups.clamp(1, MAX_GROUPS);
+    let groups = [y, groups.div_ceil(y)].map(|groups| groups as u32);
     let buffers = dispatch.buffers.iter().map(find).collect::<Result<Vec<_>>>()?;
     assert!(dispatch.params.len() <= PARAM_WORDS, "{dispatch:?}");
     let params = wgpu::BufferBinding {
@@ -100,8 +95,9 @@ pub(crate) fn ready(
     let entries: Vec<_> = std::iter::once(params).chain(operands).collect();
     let operands = gpu.device.create_bind_group(&wgpu::BindGroupDescriptor {
         label: None,
-        layout: &run.compiled.operands,
+        layout: &compiled.operands,
         entries: &entries,
     });
-    Ok(Ready { operands, run, short, op: dispatch.op })
+    let (lens, op) = (dispatch.lens.clone(), dispatch.op);
+    Ok(Ready { operands, compiled, groups, depth, lens, op })
 }

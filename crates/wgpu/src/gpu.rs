@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use bodkin_backend::{Error, Result};
 use pollster::block_on;
 
-use crate::program::{Activations, Kernel};
+use crate::program::{Activations, Arithmetic, Kernel};
 
 /// What profiling needs.
 const TIMESTAMPS: wgpu::Features =
@@ -35,8 +35,7 @@ pub(crate) struct Gpu {
     pub(crate) limits: wgpu::Limits,
     /// Whether it measures times between dispatches.
     pub(crate) has_timestamps: bool,
-    /// Whether it multiplies cooperative matrices as our GEMM does.
-    pub(crate) is_cooperative: bool,
+    pub(crate) arithmetic: Arithmetic,
     /// The layout of the bind group with the data of a step.
     pub(crate) batch_layout: wgpu::BindGroupLayout,
     kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
@@ -169,6 +168,12 @@ impl Gpu {
             entries: &[storage(0, false)],
         });
         let kernels = Mutex::new(HashMap::new());
+        let activations = match info.backend {
+            // Apple's GPUs have no packed dot products.
+            wgpu::Backend::Metal => Activations::Floats,
+            _ => Activations::Bytes,
+        };
+        let arithmetic = Arithmetic { is_cooperative, activations };
         let has_timestamps = device.features().contains(TIMESTAMPS);
         Ok(Gpu {
             info,
@@ -176,7 +181,7 @@ impl Gpu {
             queue,
             limits,
             has_timestamps,
-            is_cooperative,
+            arithmetic,
             batch_layout,
             kernels,
             failure,
@@ -189,19 +194,11 @@ impl Gpu {
         Arc::clone(kernels.entry(kernel).or_insert_with(|| Arc::new(self.compile(kernel))))
     }
 
-    /// Apple's GPUs have no packed dot products.
-    fn activations(&self) -> Activations {
-        match self.info.backend {
-            wgpu::Backend::Metal => Activations::Floats,
-            _ => Activations::Bytes,
-        }
-    }
-
     fn compile(&self, kernel: Kernel) -> Compiled {
         let name = format!("{kernel:?}");
         let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: Some(&name),
-            source: wgpu::ShaderSource::Wgsl(kernel.source(self.activations()).into()),
+            source: wgpu::ShaderSource::Wgsl(kernel.source(self.arithmetic.activations).into()),
         });
         let uniform = wgpu::BindGroupLayoutEntry {
             binding: 0,

@@ -1,7 +1,8 @@
 //! The text of each kernel, put together from the files of `shaders/`.
 
+use crate::layout::word_vectors;
 use crate::layout::{LARGEST_SCALE, Layout};
-use crate::lower::{GEMV_ROWS, gemv_shape};
+use crate::lower::{EXPERT_ROWS, gemv_shape};
 use crate::program::{Activations, Epilogue, Inputs, Kernel, KvDtype, Matmul};
 
 /// The shaders of a weight in a layout.
@@ -18,16 +19,17 @@ fn weights(layout: Layout) -> String {
     [PARAMS, include_str!("../shaders/weights.wgsl"), own].concat()
 }
 
-/// The shaders of a weight and its input rows.
-fn operands(layout: Layout, inputs: Inputs) -> String {
-    [&weights(layout), rows(inputs)].concat()
-}
-
-/// What a chunk of the weight is multiplied with in the kernels of few rows.
-fn columns(layout: Layout, activations: Activations) -> &'static str {
-    match (activations, layout.has_scales()) {
-        (Activations::Bytes, true) => include_str!("../shaders/input_ints.wgsl"),
-        _ => include_str!("../shaders/input_floats.wgsl"),
+/// A weight and the columns that its chunks are multiplied with, in the kernels of few rows.
+fn chunk_operands(layout: Layout, inputs: Inputs, activations: Activations) -> String {
+    let weights = weights(layout);
+    let floats = include_str!("../shaders/input_floats.wgsl");
+    let product = include_str!("../shaders/dot_bytes.wgsl");
+    match (inputs, activations) {
+        (Inputs::Bytes, _) => [&weights, COLUMNS, rows(inputs), product].concat(),
+        (_, Activations::Bytes) if layout.has_scales() => {
+            [&weights, rows(inputs), COLUMNS, INTS, product].concat()
+        }
+        _ => [&weights, rows(inputs), floats].concat(),
     }
 }
 
@@ -37,22 +39,27 @@ fn rows(inputs: Inputs) -> &'static str {
         Inputs::Aligned => include_str!("../shaders/input_aligned.wgsl"),
         Inputs::Padded => include_str!("../shaders/input_padded.wgsl"),
         Inputs::Halves => include_str!("../shaders/input_halves.wgsl"),
+        Inputs::Bytes => include_str!("../shaders/input_bytes.wgsl"),
     }
 }
 
-/// The shaders of operands, and of what a matmul does with its sums.
-fn matmul(matmul: Matmul) -> String {
-    let own = match matmul.epilogue {
+/// The shaders of what a matmul does with its sums.
+fn epilogue(epilogue: Epilogue) -> String {
+    let own = match epilogue {
         Epilogue::One => include_str!("../shaders/epilogue_one.wgsl"),
         Epilogue::Three => include_str!("../shaders/epilogue_three.wgsl"),
         Epilogue::Gate => include_str!("../shaders/epilogue_gate.wgsl"),
     };
-    let functions = match matmul.epilogue {
+    let functions = match epilogue {
         Epilogue::Gate => FUNCTIONS,
         Epilogue::One | Epilogue::Three => "",
     };
-    let operands = operands(matmul.layout, matmul.inputs);
-    [&operands, functions, include_str!("../shaders/epilogue.wgsl"), own].concat()
+    [functions, include_str!("../shaders/epilogue.wgsl"), own].concat()
+}
+
+/// The shaders of whole rows of operands, and of what a matmul does with its sums.
+fn tiles(m: Matmul) -> String {
+    [&weights(m.layout), rows(m.inputs), &epilogue(m.epilogue)].concat()
 }
 
 /// Repeats the lines between `//@ for NAME COUNT` and `//@ end`, with each number for `{NAME}`: a
@@ -92,6 +99,9 @@ fn unroll<'a>(
     }
 }
 
+const COLUMNS: &str = include_str!("../shaders/columns.wgsl");
+const INTS: &str = include_str!("../shaders/input_ints.wgsl");
+const STORE_COLUMNS: &str = include_str!("../shaders/store_columns.wgsl");
 const PARAMS: &str = include_str!("../shaders/weight_params.wgsl");
 const FUNCTIONS: &str = include_str!("../shaders/functions.wgsl");
 const ARGMAX_REDUCE: &str = include_str!("../shaders/argmax_reduce.wgsl");
@@ -106,21 +116,29 @@ fn text(parts: &[&str], constants: &[(&str, usize)]) -> String {
     unrolled(&parts, constants)
 }
 
+/// Parts of sums of all threads of a GEMV that are in shared memory at once.
+const MOST_PARTS: usize = 2048;
+
 fn gemv(m: Matmul, tokens: usize, activations: Activations) -> String {
-    let (threads, rows_of_one) = gemv_shape(m.layout);
-    let rows = if tokens == 1 { rows_of_one } else { GEMV_ROWS };
+    let (threads, rows) = gemv_shape(m.layout, tokens);
+    // The parts of the sums of a round take at most 9 KB of shared memory.
+    let rounds = (threads * rows * tokens).div_ceil(MOST_PARTS);
     let constants = [
         ("QUADS", m.layout.chunk_quads()),
+        ("WORD_VECTORS", word_vectors(m.layout.chunk_quads())),
         ("THREADS", threads),
         ("ROWS", rows),
         ("TOKENS", tokens),
-        ("SUMS", rows * tokens),
+        ("ROUNDS", rounds),
+        ("ROUND_ROWS", rows / rounds),
+        ("SUMS", rows * tokens / rounds),
         // The first row of a list is in the header.
         ("ALONE", usize::from(tokens == 1)),
         ("SEVERAL", usize::from(tokens != 1)),
     ];
-    let columns = columns(m.layout, activations);
-    text(&[&matmul(m), columns, SUMS, include_str!("../shaders/gemv.wgsl")], &constants)
+    let operands = chunk_operands(m.layout, m.inputs, activations);
+    let own = include_str!("../shaders/gemv.wgsl");
+    text(&[&operands, &epilogue(m.epilogue), SUMS, own], &constants)
 }
 
 /// Of a tile's columns in shared memory, each of 256 threads brings a few vectors of four.
@@ -140,7 +158,7 @@ fn gemm_cooperative(m: Matmul, tile: usize) -> String {
     ];
     let own = include_str!("../shaders/gemm_cooperative.wgsl");
     let enabled = "enable f16;\nenable wgpu_cooperative_matrix;\n";
-    [enabled, &text(&[&matmul(m), own], &constants)].concat()
+    [enabled, &text(&[&tiles(m), own], &constants)].concat()
 }
 
 fn gemm(m: Matmul, tile: usize) -> String {
@@ -148,7 +166,7 @@ fn gemm(m: Matmul, tile: usize) -> String {
         return gemm_cooperative(m, tile);
     }
     let constants = [("QUADS", m.layout.chunk_quads()), ("HALVES", tile / 64)];
-    text(&[&matmul(m), include_str!("../shaders/gemm.wgsl")], &constants)
+    text(&[&tiles(m), include_str!("../shaders/gemm.wgsl")], &constants)
 }
 
 /// Rows of a list in half precision.
@@ -157,11 +175,33 @@ fn halves(inputs: Inputs) -> String {
     ["enable f16;\n", &text(&parts, &[])].concat()
 }
 
+/// Rows of a list as bytes.
+fn bytes(inputs: Inputs, quads: usize) -> String {
+    let constants = [("QUADS", quads), ("WORD_VECTORS", word_vectors(quads))];
+    let own = include_str!("../shaders/bytes.wgsl");
+    text(&[PARAMS, rows(inputs), COLUMNS, INTS, STORE_COLUMNS, own], &constants)
+}
+
+/// A norm; with the columns of a chunk divided by four, its result is also stored as bytes.
+fn norm(quads: Option<usize>) -> String {
+    let own = include_str!("../shaders/norm.wgsl");
+    let Some(quads) = quads else { return text(&[ROW_SUM, own], &[("AS_BYTES", 0)]) };
+    let constants = [("AS_BYTES", 1), ("QUADS", quads), ("WORD_VECTORS", word_vectors(quads))];
+    let stored = include_str!("../shaders/norm_bytes.wgsl");
+    text(&[ROW_SUM, COLUMNS, STORE_COLUMNS, stored, own], &constants)
+}
+
 fn experts(layout: Layout, inputs: Inputs, activations: Activations) -> String {
-    let quads = ("QUADS", layout.chunk_quads());
-    let constants = [quads, ("THREADS", 64), ("ROWS", GEMV_ROWS), ("SUMS", GEMV_ROWS)];
-    let (operands, columns) = (operands(layout, inputs), columns(layout, activations));
-    text(&[&operands, columns, SUMS, include_str!("../shaders/experts.wgsl")], &constants)
+    let constants = [
+        ("QUADS", layout.chunk_quads()),
+        ("WORD_VECTORS", word_vectors(layout.chunk_quads())),
+        ("THREADS", 64),
+        ("ROWS", EXPERT_ROWS),
+        ("SUMS", EXPERT_ROWS),
+        ("ROUNDS", 1),
+    ];
+    let operands = chunk_operands(layout, inputs, activations);
+    text(&[&operands, SUMS, include_str!("../shaders/experts.wgsl")], &constants)
 }
 
 fn store(dtype: KvDtype) -> String {
@@ -202,7 +242,9 @@ impl Kernel {
             Kernel::Gemm(m, tile) => gemm(m, tile),
             Kernel::Halves(inputs) => halves(inputs),
             Kernel::Experts(layout, inputs) => experts(layout, inputs, activations),
-            Kernel::Norm => plain(&[ROW_SUM, include_str!("../shaders/norm.wgsl")]),
+            Kernel::Bytes(inputs, quads) => bytes(inputs, quads),
+            Kernel::Norm => norm(None),
+            Kernel::NormBytes(quads) => norm(Some(quads)),
             Kernel::Rope => plain(&[ROTATION, include_str!("../shaders/rope.wgsl")]),
             Kernel::Elementwise => plain(&[FUNCTIONS, include_str!("../shaders/elementwise.wgsl")]),
             Kernel::HyperWeights => plain(&[FUNCTIONS, include_str!("../shaders/hyper.wgsl")]),
@@ -237,10 +279,11 @@ impl Kernel {
                 Epilogue::One | Epilogue::Gate => &[false, false, false, false, true],
                 Epilogue::Three => &[false, false, false, false, true, true, true],
             },
-            Kernel::Halves(_) => &[true, false],
+            Kernel::Halves(_) | Kernel::Bytes(..) => &[true, false],
             Kernel::Store(_) => &[false, false, false, false, false, true, true],
             Kernel::Experts(..) => &[false, false, false, true, false],
             Kernel::Norm | Kernel::HyperWeights => &[false, false, false, true],
+            Kernel::NormBytes(_) => &[false, false, false, true, true],
             Kernel::Rope | Kernel::Elementwise => &[false, false, true],
             Kernel::Route => &[false, false, false, true, true],
             Kernel::Attention(..) => &[false, false, false, false, false, true],
@@ -261,6 +304,7 @@ mod tests {
 
     use super::*;
     use crate::gpu::COOPERATIVE_SHARED_BYTES;
+    use crate::lower::GEMV_TOKENS;
 
     const EPILOGUES: [Epilogue; 3] = [Epilogue::One, Epilogue::Three, Epilogue::Gate];
 
@@ -286,7 +330,8 @@ mod tests {
                 let of = |m| {
                     [
                         Kernel::Gemv(m, 1),
-                        Kernel::Gemv(m, 4),
+                        Kernel::Gemv(m, GEMV_TOKENS[0]),
+                        Kernel::Gemv(m, GEMV_TOKENS[1]),
                         Kernel::Gemm(m, 64),
                         Kernel::Gemm(m, 128),
                     ]
@@ -296,7 +341,10 @@ mod tests {
                 matmuls.into_iter().flat_map(of).chain(experts).collect::<Vec<_>>()
             };
             let all = [Inputs::Aligned, Inputs::Padded].map(matmuls);
-            [all.concat(), vec![Kernel::Embed(layout)]].concat()
+            let bytes = if layout.has_scales() { matmuls(Inputs::Bytes) } else { Vec::new() };
+            let few_rows = bytes.into_iter().filter(|kernel| !matches!(kernel, Kernel::Gemm(..)));
+            let few_rows = few_rows.collect();
+            [all.concat(), few_rows, vec![Kernel::Embed(layout)]].concat()
         };
         let cooperative = layouts.into_iter().filter(|layout| layout.fits_halves());
         let cooperative = cooperative.flat_map(|layout| {
@@ -310,6 +358,12 @@ mod tests {
             Kernel::Halves(Inputs::Aligned),
             Kernel::Halves(Inputs::Padded),
             Kernel::Norm,
+            Kernel::NormBytes(4),
+            Kernel::NormBytes(8),
+            Kernel::Bytes(Inputs::Aligned, 4),
+            Kernel::Bytes(Inputs::Aligned, 8),
+            Kernel::Bytes(Inputs::Padded, 4),
+            Kernel::Bytes(Inputs::Padded, 8),
             Kernel::Rope,
             Kernel::Elementwise,
             Kernel::HyperWeights,

@@ -10,6 +10,11 @@ pub(crate) const GROUP_COLS: usize = 32;
 /// The largest scale of a row is stored as this, or up to twice as much.
 pub(crate) const LARGEST_SCALE: usize = 1 << 10;
 
+/// Vectors of four words with the bytes of a chunk of that number of quarters of columns.
+pub(crate) fn word_vectors(chunk_quads: usize) -> usize {
+    chunk_quads / 4
+}
+
 /// How the codes of a row are stored. Scales are pairs of halves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Layout {

@@ -7,14 +7,20 @@ mod stages;
 mod state;
 mod values;
 
+use std::ops::RangeInclusive;
+
 use bodkin_backend::{Error, Limits, Result};
 use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
 pub(crate) use attention::all_split_elements;
-pub(crate) use matmul::{GEMV_ROWS, gemv_shape, half_row_quads};
+#[cfg(test)]
+pub(crate) use matmul::GEMV_TOKENS;
+pub(crate) use matmul::{EXPERT_ROWS, byte_row_vectors, gemv_shape, half_row_quads};
 pub(crate) use stages::{Stage, stacks, stages};
 
-use crate::program::{BufferId, Depth, Dispatch, Grid, Kernel, KvDtype, Program, ValueBuffer};
+use crate::program::{
+    Arithmetic, BufferId, Depth, Dispatch, Grid, Kernel, KvDtype, Program, ValueBuffer,
+};
 use crate::weights::Matrix;
 use stages::Kind;
 
@@ -32,10 +38,11 @@ pub(crate) struct Lowering<'a> {
     limits: &'a Limits,
     matrices: &'a [Option<Matrix>],
     kv_dtypes: &'a [KvDtype],
-    /// Whether matmuls of prompts use cooperative matrices.
-    cooperative: bool,
+    arithmetic: Arithmetic,
     window_indices: Vec<usize>,
     program: Program,
+    /// The value whose rows the buffer of bytes has, and a quarter of the columns of its chunks.
+    bytes: Option<(Value, usize)>,
     /// The first operation of the stage, and the last one, whose result is the stage's.
     first: usize,
     op: usize,
@@ -51,9 +58,9 @@ pub(crate) fn lower(
     limits: &Limits,
     matrices: &[Option<Matrix>],
     kv_dtypes: &[KvDtype],
-    cooperative: bool,
+    arithmetic: Arithmetic,
 ) -> Result<Program> {
-    // A dispatch counts rows in its third dimension.
+    // A dispatch counts rows in its first dimension.
     at_most("rows of a step", limits.tokens.max(limits.outputs), MAX_ROWS)?;
     let (values, buffer_of) = values::buffers(plan, stages);
     let program =
@@ -64,9 +71,10 @@ pub(crate) fn lower(
         limits,
         matrices,
         kv_dtypes,
-        cooperative,
+        arithmetic,
         window_indices,
         program,
+        bytes: None,
         first: 0,
         op: 0,
     };
@@ -152,8 +160,19 @@ impl Lowering<'_> {
         groups: usize,
         depth: Depth,
     ) {
-        let (grid, op) = (Grid { groups, depth }, self.first);
-        let dispatch = Dispatch { kernel, buffers, params, grid, short: None, op };
+        self.push_for(0..=usize::MAX, kernel, buffers, params, Grid { groups, depth });
+    }
+
+    /// A dispatch for some lengths of the list of its grid.
+    fn push_for(
+        &mut self,
+        lens: RangeInclusive<usize>,
+        kernel: Kernel,
+        buffers: Vec<BufferId>,
+        params: Vec<u32>,
+        grid: Grid,
+    ) {
+        let dispatch = Dispatch { kernel, buffers, params, grid, lens, op: self.first };
         self.program.dispatches.push(dispatch);
     }
 

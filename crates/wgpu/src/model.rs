@@ -70,7 +70,7 @@ pub(crate) fn memory(gpu: &Gpu, plan: &Plan, limits: &Limits, kv_type: backend::
     }
     let angles: usize = ropes.iter().map(|rope| 4 * rope.dims * limits.tokens).sum();
     let splits = 4 * all_split_elements(plan, limits, &dtypes) as u64;
-    let halves = buffers::halves_bytes(gpu, plan, limits);
+    let inputs = buffers::halves_bytes(gpu, plan, limits) + buffers::row_bytes(gpu, plan, limits);
     let values = crate::lower::value_buffers(plan, &stages);
     let rows = |is_output| if is_output { limits.outputs } else { limits.tokens };
     let values = values.iter().map(|v| 4 * (v.width * rows(v.is_output)) as u64);
@@ -78,7 +78,7 @@ pub(crate) fn memory(gpu: &Gpu, plan: &Plan, limits: &Limits, kv_type: backend::
         weight_bytes: weights::bytes(plan, &stacks(plan, &stages), most_bytes),
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
-        scratch_bytes: values.sum::<u64>() + 2 * logits + halves + scores + splits + angles as u64,
+        scratch_bytes: values.sum::<u64>() + 2 * logits + inputs + scores + splits + angles as u64,
         ..Memory::default()
     }
 }
@@ -96,7 +96,7 @@ impl WgpuModel {
         let most_bytes = gpu.limits.max_storage_buffer_binding_size;
         let stages = stages(&plan, most_bytes, fuse);
         let matrices = weights::matrices(&plan, &stacks(&plan, &stages), most_bytes);
-        let program = lower(&plan, &stages, limits, &matrices, &dtypes, gpu.is_cooperative)?;
+        let program = lower(&plan, &stages, limits, &matrices, &dtypes, gpu.arithmetic)?;
         let buffers = Buffers::new(gpu, &plan, &program, limits, &dtypes)?;
         let loaded = weights::load(gpu, &plan, file, &matrices, progress)?;
         let vector = |id: WeightId| weights::values(file, plan.weight(id));

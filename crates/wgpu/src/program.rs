@@ -1,5 +1,7 @@
 //! What runs in a step: dispatches of kernels on buffers, in the plan's order.
 
+use std::ops::RangeInclusive;
+
 use bodkin_model::WeightId;
 
 use crate::layout::Layout;
@@ -40,8 +42,12 @@ pub(crate) enum Kernel {
     Gemm(Matmul, usize),
     /// Input rows in half precision, from how they lie.
     Halves(Inputs),
+    /// Input rows as bytes, from how they lie, with a quarter of the columns of a chunk.
+    Bytes(Inputs, usize),
     Experts(Layout, Inputs),
     Norm,
+    /// A norm whose result is also stored as bytes, with a quarter of the columns of a chunk.
+    NormBytes(usize),
     Rope,
     Elementwise,
     HyperWeights,
@@ -75,8 +81,9 @@ impl Kernel {
             Kernel::Gemv(..) => "GEMV",
             Kernel::Gemm(..) => "GEMM",
             Kernel::Halves(_) => "halves",
+            Kernel::Bytes(..) => "bytes",
             Kernel::Experts(..) => "experts",
-            Kernel::Norm => "norm",
+            Kernel::Norm | Kernel::NormBytes(_) => "norm",
             Kernel::Rope => "rope",
             Kernel::Elementwise => "elementwise",
             Kernel::HyperWeights => "hyper-connections",
@@ -102,6 +109,14 @@ pub(crate) struct Matmul {
     pub(crate) epilogue: Epilogue,
 }
 
+/// How an adapter multiplies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arithmetic {
+    /// Whether matmuls of prompts use cooperative matrices.
+    pub(crate) is_cooperative: bool,
+    pub(crate) activations: Activations,
+}
+
 /// What the GEMV multiplies codes that are integers with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activations {
@@ -120,6 +135,8 @@ pub(crate) enum Inputs {
     Padded,
     /// In half precision, for cooperative matrices.
     Halves,
+    /// As bytes with a scale for each chunk of the weight, for packed dot products.
+    Bytes,
 }
 
 /// What a matmul does with its sums.
@@ -175,6 +192,8 @@ pub(crate) enum BufferId {
     Counts,
     /// Input rows of a matmul in half precision.
     Halves,
+    /// Input rows of a matmul as bytes.
+    Bytes,
     /// The scores of an indexer.
     Scores,
     /// The splits of an attention, before they are combined.
@@ -205,7 +224,7 @@ impl List {
     pub(crate) const COUNT: usize = 5;
 }
 
-/// What the workgroups of a dispatch are counted by in the third dimension.
+/// What the workgroups of a dispatch are counted by in the first dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Depth {
     Tokens,
@@ -225,8 +244,8 @@ pub(crate) struct Dispatch {
     /// At most 32 words.
     pub(crate) params: Vec<u32>,
     pub(crate) grid: Grid,
-    /// For a list that is not longer than this, another kernel that gives the same bits.
-    pub(crate) short: Option<(usize, Kernel, Grid)>,
+    /// The lengths of a list for which it runs.
+    pub(crate) lens: RangeInclusive<usize>,
     /// The first operation of its stage.
     pub(crate) op: usize,
 }

@@ -22,7 +22,7 @@ pub(crate) struct Matrix {
     pub(crate) layout: Layout,
     /// The matrices from the top; only one that stands alone can have more than one part.
     weights: Vec<WeightId>,
-    cols: usize,
+    pub(crate) cols: usize,
     codebook: [u32; 4],
     pub(crate) parts: Vec<Part>,
 }
@@ -58,6 +58,11 @@ impl Matrix {
 
     fn groups(&self) -> usize {
         self.cols.div_ceil(GROUP_COLS)
+    }
+
+    /// Chunks of a row.
+    pub(crate) fn chunks(&self) -> usize {
+        self.groups() * GROUP_COLS / (4 * self.layout.chunk_quads())
     }
 
     /// Words of a part.

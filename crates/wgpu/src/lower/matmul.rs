@@ -1,27 +1,35 @@
 //! Matmuls, with the operations that run with them.
 
+use std::ops::RangeInclusive;
+
 use bodkin_model::fusion::linear;
 use bodkin_model::{Op, Plan, Value, WeightId};
 
 use super::rows::activation;
 use super::stages::{Kind, Stage};
-use super::{Lowering, vector};
-use crate::layout::{GROUP_COLS, Layout, Packing};
-use crate::program::{BufferId, Depth, Dispatch, Epilogue, Grid, Inputs, Kernel, List, Matmul};
+use super::{Lowering, THREADS, vector};
+use crate::layout::{GROUP_COLS, Layout, Packing, word_vectors};
+use crate::program::{Activations, BufferId, Depth, Epilogue, Grid, Inputs, Kernel, List, Matmul};
 use crate::weights::Matrix;
 
-/// Rows of a weight that a workgroup of the GEMV computes for several rows of the step.
-pub(crate) const GEMV_ROWS: usize = 4;
-/// Rows of the step that a workgroup of the GEMV computes, if there are several.
-const GEMV_TOKENS: usize = 4;
+/// Rows of a weight that a workgroup computes with an expert.
+pub(crate) const EXPERT_ROWS: usize = 4;
+/// Rows of the step that a workgroup of the GEMV computes, if there are a few or many.
+pub(crate) const GEMV_TOKENS: [usize; 2] = [4, 8];
 /// Rows and columns of the GEMM's tiles.
 const SMALL_TILE: usize = 64;
 const LARGE_TILE: usize = 128;
 /// Large tiles that keep a GPU busy; where there are fewer, small ones run.
 const ENOUGH_TILES: usize = 128;
 
-/// The kernel for a list of rows, and the one for lists up to a length.
-type Kernels = (Kernel, Grid, (usize, Kernel, Grid));
+/// The input rows of a matmul.
+#[derive(Clone)]
+struct Input {
+    buffer: BufferId,
+    inputs: Inputs,
+    /// From one row to the next: columns, or vectors of four words for bytes.
+    stride: usize,
+}
 
 /// A matmul, or several as one.
 struct Fused {
@@ -97,43 +105,150 @@ impl Lowering<'_> {
     /// A matmul of the rows of two lists: of generated text, and of prompts.
     fn linear(&mut self, fused: &Fused) {
         let matrix = self.matrix(fused.weight);
-        let input_width = self.plan.width(fused.input);
-        let inputs = inputs(&matrix, input_width);
-        let kernel = Matmul { layout: matrix.layout, inputs, epilogue: fused.epilogue };
+        for part in 0..matrix.parts.len() {
+            self.decode_matmul(fused, &matrix, part);
+        }
+        for part in 0..matrix.parts.len() {
+            self.prompt_matmul(fused, &matrix, part);
+        }
+    }
+
+    /// Generated text: one row has a kernel of its own. Several rows become bytes first, where the
+    /// device multiplies bytes, and one row when it is read.
+    fn decode_matmul(&mut self, fused: &Fused, matrix: &Matrix, part: usize) {
+        let list = fused.lists[0];
+        let plain = self.plain_input(fused.input, matrix);
+        let several = self.bytes_input(matrix).unwrap_or_else(|| plain.clone());
+        let are_bytes = several.inputs == Inputs::Bytes;
+        let is_stored = are_bytes && self.has_bytes(fused.input, matrix);
+        let one = if is_stored { several.clone() } else { plain.clone() };
+        self.push_gemv(fused, matrix, part, (&one, 1, 1..=1));
+        if are_bytes && !is_stored && part == 0 {
+            let kernel = Kernel::Bytes(plain.inputs, matrix.layout.chunk_quads());
+            let chunks = matrix.chunks();
+            self.push_input(kernel, matrix, (&plain, list), chunks.div_ceil(THREADS), 2);
+            self.bytes = None;
+        }
+        let [few, many] = GEMV_TOKENS;
+        self.push_gemv(fused, matrix, part, (&several, few, 2..=few));
+        self.push_gemv(fused, matrix, part, (&several, many, few + 1..=usize::MAX));
+    }
+
+    fn push_gemv(
+        &mut self,
+        fused: &Fused,
+        matrix: &Matrix,
+        part: usize,
+        (input, tokens, lens): (&Input, usize, RangeInclusive<usize>),
+    ) {
+        let rows_at_once = gemv_shape(matrix.layout, tokens).1;
+        let groups = matrix.parts[part].rows.div_ceil(rows_at_once);
+        let grid = Grid { groups, depth: Depth::List(fused.lists[0], tokens) };
+        let kernel = |matmul| Kernel::Gemv(matmul, tokens);
+        self.push_matmul(fused, (matrix, part), (input, fused.lists[0]), kernel, (grid, lens));
+    }
+
+    /// Prompts: with cooperative matrices, all rows are turned into halves first.
+    fn prompt_matmul(&mut self, fused: &Fused, matrix: &Matrix, part: usize) {
+        let list = fused.lists[1];
+        let mut input = self.plain_input(fused.input, matrix);
+        if self.arithmetic.is_cooperative && matrix.layout.fits_halves() {
+            if part == 0 {
+                let kernel = Kernel::Halves(input.inputs);
+                self.push_input(kernel, matrix, (&input, list), 1, 1);
+            }
+            input = Input { buffer: BufferId::Halves, inputs: Inputs::Halves, ..input };
+        }
+        let rows = matrix.parts[part].rows;
+        let most = (ENOUGH_TILES - 1) / rows.div_ceil(LARGE_TILE).max(1) * LARGE_TILE;
+        let most = most.max(SMALL_TILE);
+        for (tile, lens) in [(SMALL_TILE, 1..=most), (LARGE_TILE, most + 1..=usize::MAX)] {
+            let grid = Grid { groups: rows.div_ceil(tile), depth: Depth::List(list, tile) };
+            let kernel = |matmul| Kernel::Gemm(matmul, tile);
+            self.push_matmul(fused, (matrix, part), (&input, list), kernel, (grid, lens));
+        }
+    }
+
+    /// A kernel that prepares the input rows of a list of at least `least` rows for a matmul.
+    fn push_input(
+        &mut self,
+        kernel: Kernel,
+        matrix: &Matrix,
+        (input, list): (&Input, List),
+        groups: usize,
+        least: usize,
+    ) {
+        let to =
+            if matches!(kernel, Kernel::Halves(_)) { BufferId::Halves } else { BufferId::Bytes };
+        let params = [&matrix.params(0)[..], &[input.stride as u32, list as u32]].concat();
+        let grid = Grid { groups, depth: Depth::List(list, 1) };
+        let (buffers, lens) = (vec![to, input.buffer.clone()], least..=usize::MAX);
+        self.push_for(lens, kernel, buffers, params, grid);
+    }
+
+    fn push_matmul(
+        &mut self,
+        fused: &Fused,
+        (matrix, part): (&Matrix, usize),
+        (input, list): (&Input, List),
+        kernel: impl Fn(Matmul) -> Kernel,
+        (grid, lens): (Grid, RangeInclusive<usize>),
+    ) {
         let addend = fused.addend.map_or(BufferId::None, |value| self.value(value));
         let flags = [fused.bias != BufferId::None, fused.addend.is_some()].map(u32::from);
         let width = |i: usize| fused.outs.get(i).map_or(0, |&out| self.plan.width(out) as u32);
-        let kernels: [fn(Matmul, usize, List) -> Kernels; 2] = [gemv, gemm];
-        let lists = || fused.lists.into_iter().zip(kernels);
-        for ((list, of), part) in lists().flat_map(|l| (0..matrix.parts.len()).map(move |p| (l, p)))
-        {
-            let weight = BufferId::Matrix(fused.weight, part);
-            let mut buffers =
-                vec![weight, self.value(fused.input), fused.bias.clone(), addend.clone()];
-            buffers.extend(fused.outs.iter().map(|&out| self.value(out)));
-            // A third result that is not there is never written.
-            if fused.epilogue == Epilogue::Three {
-                buffers.resize(7, BufferId::NoResult);
-            }
-            let own = [input_width as u32, list as u32];
-            let widths = [0, 1, 2].map(width);
-            let params = [&matrix.params(part)[..], &own, &flags, &widths, &fused.act].concat();
-            let rows = matrix.parts[part].rows;
-            let is_prompt = matches!(list, List::Prefill | List::PrefillOutputs);
-            let mut kernel = kernel;
-            if is_prompt && self.cooperative && matrix.layout.fits_halves() {
-                if part == 0 {
-                    let buffers = vec![BufferId::Halves, self.value(fused.input)];
-                    let params = [&matrix.params(part)[..], &own].concat();
-                    self.push(Kernel::Halves(inputs), buffers, params, 1, Depth::List(list, 1));
-                }
-                kernel.inputs = Inputs::Halves;
-                buffers[1] = BufferId::Halves;
-            }
-            let (kernel, grid, short) = of(kernel, rows, list);
-            let (short, op) = (Some(short), self.first);
-            self.program.dispatches.push(Dispatch { kernel, buffers, params, grid, short, op });
+        let weight = BufferId::Matrix(fused.weight, part);
+        let mut buffers = vec![weight, input.buffer.clone(), fused.bias.clone(), addend];
+        buffers.extend(fused.outs.iter().map(|&out| self.value(out)));
+        // A third result that is not there is never written.
+        if fused.epilogue == Epilogue::Three {
+            buffers.resize(7, BufferId::NoResult);
         }
+        let own = [input.stride as u32, list as u32];
+        let widths = [0, 1, 2].map(width);
+        let params = [&matrix.params(part)[..], &own, &flags, &widths, &fused.act].concat();
+        let (layout, inputs) = (matrix.layout, input.inputs);
+        let kernel = kernel(Matmul { layout, inputs, epilogue: fused.epilogue });
+        self.push_for(lens, kernel, buffers, params, grid);
+    }
+
+    /// The rows of a value as they are.
+    fn plain_input(&self, value: Value, matrix: &Matrix) -> Input {
+        let stride = self.plan.width(value);
+        let is_aligned = matrix.is_aligned() && stride.is_multiple_of(4);
+        let inputs = if is_aligned { Inputs::Aligned } else { Inputs::Padded };
+        Input { buffer: self.value(value), inputs, stride }
+    }
+
+    /// Rows that are bytes, if the device multiplies those with the matrix.
+    fn bytes_input(&self, matrix: &Matrix) -> Option<Input> {
+        let stride = matrix.chunks() * columns_vectors(matrix.layout);
+        let input = Input { buffer: BufferId::Bytes, inputs: Inputs::Bytes, stride };
+        self.takes_bytes(matrix.layout).then_some(input)
+    }
+
+    fn takes_bytes(&self, layout: Layout) -> bool {
+        self.arithmetic.activations == Activations::Bytes && layout.has_scales()
+    }
+
+    /// Whether the buffer of bytes has the rows of a value in the chunks of a matrix.
+    fn has_bytes(&self, value: Value, matrix: &Matrix) -> bool {
+        self.bytes == Some((value, matrix.layout.chunk_quads()))
+    }
+
+    /// What the first matmul that takes bytes of the result of this operation divides them into: a
+    /// quarter of the columns of a chunk.
+    pub(super) fn byte_chunk_quads(&self) -> Option<usize> {
+        let reader = |op: &Op| match *op {
+            Op::Linear { input, weight, .. }
+            | Op::Logits { input, weight, .. }
+            | Op::ExpertLinear { input, weight, .. } => (input.0 == self.op).then_some(weight),
+            _ => None,
+        };
+        let readers = self.plan.ops[self.op + 1..].iter().filter_map(reader);
+        let layouts = readers.map(|weight| Packing::of(self.plan.weight(weight).format).layout);
+        let mut taken = layouts.filter(|&layout| self.takes_bytes(layout));
+        taken.next().map(Layout::chunk_quads)
     }
 
     fn expert_matmul(&mut self) {
@@ -144,15 +259,21 @@ impl Lowering<'_> {
         let matrix = self.matrix(weight);
         let expert_rows = self.plan.weight(weight).rows / experts;
         let used = route.map_or(experts, |route| self.plan.width(route) / 2);
-        let own = [self.plan.width(input), expert_rows, used].map(|x| x as u32);
+        // Each expert has rows of its own, or all have the same.
+        let slot_stride = if self.plan.width(input) == matrix.cols { 0 } else { matrix.cols };
+        let rows = match self.bytes_input(&matrix) {
+            Some(bytes) if self.has_bytes(input, &matrix) => bytes,
+            _ => self.plain_input(input, &matrix),
+        };
+        let own = [rows.stride, expert_rows, used].map(|x| x as u32);
         let flags = [route.is_some(), bias.is_some()].map(u32::from);
-        let tiles = used * expert_rows.div_ceil(GEMV_ROWS);
-        let kernel = Kernel::Experts(matrix.layout, inputs(&matrix, self.plan.width(input)));
+        let tiles = used * expert_rows.div_ceil(EXPERT_ROWS);
+        let kernel = Kernel::Experts(matrix.layout, rows.inputs);
         for part in 0..matrix.parts.len() {
-            let params = [&matrix.params(part)[..], &own, &flags].concat();
+            let params = [&matrix.params(part)[..], &own, &flags, &[slot_stride as u32]].concat();
             let buffers = vec![
                 BufferId::Matrix(weight, part),
-                self.value(input),
+                rows.buffer.clone(),
                 vector(bias),
                 self.out(),
                 route.map_or(BufferId::None, |route| self.value(route)),
@@ -176,39 +297,30 @@ pub(crate) fn half_row_quads(plan: &Plan) -> usize {
     plan.ops.iter().map(quads).max().unwrap_or(0)
 }
 
-/// How input rows of a width lie.
-fn inputs(matrix: &Matrix, width: usize) -> Inputs {
-    let is_aligned = matrix.is_aligned() && width.is_multiple_of(4);
-    if is_aligned { Inputs::Aligned } else { Inputs::Padded }
+/// Vectors of four words of the widest input row as bytes.
+pub(crate) fn byte_row_vectors(plan: &Plan) -> usize {
+    let vectors = |op: &Op| match *op {
+        Op::Linear { weight, .. } | Op::Logits { weight, .. } | Op::ExpertLinear { weight, .. } => {
+            let weight = plan.weight(weight);
+            let layout = Packing::of(weight.format).layout;
+            let chunks = weight.cols.next_multiple_of(GROUP_COLS) / (4 * layout.chunk_quads());
+            if layout.has_scales() { chunks * columns_vectors(layout) } else { 0 }
+        }
+        _ => 0,
+    };
+    plan.ops.iter().map(vectors).max().unwrap_or(0)
 }
 
-/// Threads of a workgroup of the GEMV, and rows of a weight that it computes for one row of the
+/// Vectors of four words of the columns of a chunk as bytes, with their scale and sum.
+fn columns_vectors(layout: Layout) -> usize {
+    word_vectors(layout.chunk_quads()) + 1
+}
+
+/// Threads of a workgroup of the GEMV, and rows of a weight that it computes for some rows of the
 /// step: those that were fastest on an H100. Where a chunk has 16 columns, not 32, a row has twice
-/// the chunks.
-pub(crate) fn gemv_shape(layout: Layout) -> (usize, usize) {
-    if layout.chunk_quads() == 4 { (128, 4) } else { (64, 8) }
-}
-
-/// The matmul of a list of rows of generated text: one row has a kernel of its own.
-fn gemv(matmul: Matmul, rows: usize, list: List) -> Kernels {
-    let of = |tokens: usize| {
-        let rows_at_once = if tokens == 1 { gemv_shape(matmul.layout).1 } else { GEMV_ROWS };
-        let (groups, depth) = (rows.div_ceil(rows_at_once), Depth::List(list, tokens));
-        (Kernel::Gemv(matmul, tokens), Grid { groups, depth })
-    };
-    let (kernel, grid) = of(GEMV_TOKENS);
-    let (one, one_grid) = of(1);
-    (kernel, grid, (1, one, one_grid))
-}
-
-/// The matmul of a list of rows of prompts.
-fn gemm(matmul: Matmul, rows: usize, list: List) -> Kernels {
-    let of = |tile: usize| {
-        let (groups, depth) = (rows.div_ceil(tile), Depth::List(list, tile));
-        (Kernel::Gemm(matmul, tile), Grid { groups, depth })
-    };
-    let (kernel, grid) = of(LARGE_TILE);
-    let (small, small_grid) = of(SMALL_TILE);
-    let most = (ENOUGH_TILES - 1) / grid.groups.max(1) * LARGE_TILE;
-    (kernel, grid, (most.max(SMALL_TILE), small, small_grid))
+/// the chunks. The threads decide the order of sums: they are the same for any number of rows.
+pub(crate) fn gemv_shape(layout: Layout, tokens: usize) -> (usize, usize) {
+    let threads = if layout.chunk_quads() == 4 { 128 } else { 64 };
+    let rows = if tokens == 1 { 512 / threads } else { 4 };
+    (threads, rows)
 }

@@ -6,6 +6,7 @@ use bodkin_model::{
 };
 
 use super::{Lowering, THREADS, at_most, vector};
+use crate::layout::GROUP_COLS;
 use crate::program::{BufferId, Depth, Elementwise, Kernel};
 
 /// The activation functions' numbers in `functions.wgsl`, and their parameters.
@@ -42,10 +43,18 @@ impl Lowering<'_> {
                 };
                 let kind = if kind == NormKind::Rms { 0 } else { 1 };
                 let part = (width / groups) as u32;
-                let params =
+                let mut params =
                     vec![part, groups as u32, kind, cols(weight), cols(bias), eps.to_bits()];
-                let buffers = vec![self.value(input), vector(weight), vector(bias), out];
-                self.push(Kernel::Norm, buffers, params, groups, depth);
+                let mut buffers = vec![self.value(input), vector(weight), vector(bias), out];
+                let mut kernel = Kernel::Norm;
+                let quads = if groups == 1 { self.byte_chunk_quads() } else { None };
+                if let Some(quads) = quads {
+                    kernel = Kernel::NormBytes(quads);
+                    params.push((width.next_multiple_of(GROUP_COLS) / (4 * quads)) as u32);
+                    buffers.push(BufferId::Bytes);
+                    self.bytes = Some((Value(self.op), quads));
+                }
+                self.push(kernel, buffers, params, groups, depth);
             }
             Op::Rescale { input, like } => {
                 let part = self.plan.width(like);

@@ -1,0 +1,30 @@
+// Normalised rows as bytes, for the matmuls that read them.
+
+@group(0) @binding(5) var<storage, read_write> rows_as_bytes: array<vec4<u32>>;
+
+// Columns of a chunk, and chunks of a row.
+const CHUNK: u32 = 4u * QUADS;
+const CHUNKS: u32 = 6u;
+
+// The columns that a step of the norm makes, chunks in different banks.
+var<workgroup> kept: array<f32, 2048 + 2048 / CHUNK>;
+
+fn keep_column(c: u32, y: f32) {
+    kept[c + c / CHUNK] = y;
+}
+
+// A thread stores a chunk of those that begin with column `base`.
+fn store_chunk(row: u32, base: u32, thread: u32) {
+    let i = base / CHUNK + thread;
+    if thread >= 2048u / CHUNK || i >= param(CHUNKS) {
+        return;
+    }
+    let first = thread * (CHUNK + 1u);
+    let x = quantized(array<vec4<f32>, QUADS>(
+        //@ for j QUADS
+        vec4(kept[first + 4u * {j}u], kept[first + 4u * {j}u + 1u],
+            kept[first + 4u * {j}u + 2u], kept[first + 4u * {j}u + 3u]),
+        //@ end
+    ));
+    store_columns((row * param(CHUNKS) + i) * COLUMNS_VECTORS, x);
+}
