@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use bodkin_compress::mixture::FileType;
 use bodkin_convert::{Model, Options};
 
-use super::quantize::{fallbacks, report, type_names};
+use super::quantize::{fallbacks, file_type, report, type_names};
 use crate::arguments::threads;
 use crate::output;
 use crate::progress::reporter;
@@ -20,8 +20,8 @@ pub(crate) struct Args {
     /// Output file
     output: PathBuf,
     /// File type, such as Q8_0 [default: BF16 or F16, as the input]
-    #[arg(long)]
-    r#type: Option<String>,
+    #[arg(long, value_parser = file_type)]
+    r#type: Option<FileType>,
     /// Name of the pre-tokenizer, for one that is not recognized
     #[arg(long, value_name = "NAME")]
     pre: Option<String>,
@@ -34,7 +34,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let kind = args.r#type.as_deref().map(FileType::from_name).transpose()?;
+    let kind = args.r#type;
     let threads = threads(args.threads)?;
     let model = Model::open(&args.input, &Options { kind, pre: args.pre })?;
     output::check(&args.output, [args.input.as_path()])?;

@@ -26,8 +26,8 @@ pub(crate) struct Args {
     /// Output file
     output: PathBuf,
     /// File type, such as Q4_K_M
-    #[arg(required_unless_present = "dense")]
-    r#type: Option<String>,
+    #[arg(required_unless_present = "dense", value_parser = file_type)]
+    r#type: Option<FileType>,
     /// Convert sparse tensors to dense, losslessly without TYPE
     #[arg(long)]
     dense: bool,
@@ -68,8 +68,16 @@ pub(super) fn type_names() -> String {
     lines.join(",\n  ")
 }
 
+/// Parses the name of a file type.
+pub(super) fn file_type(name: &str) -> Result<FileType, String> {
+    FileType::from_name(name).map_err(|_| {
+        let names: Vec<&str> = FILE_TYPES.iter().map(|kind| kind.name).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
-    let kind = args.r#type.as_deref().map(FileType::from_name).transpose()?;
+    let kind = args.r#type;
     let overrides =
         args.tensor_type.iter().map(|text| parse_override(text)).collect::<Result<_>>()?;
     let threads = threads(args.threads)?;

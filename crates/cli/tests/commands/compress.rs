@@ -57,7 +57,9 @@ fn overrides_pure_and_dry_runs() {
     );
     assert!(!place.path("out.gguf").exists());
     let wrong = place.run(&["quantize", &input, "out.gguf", "Q9"]);
-    assert!(failure(&wrong).contains("TYPE: expected one of F32"), "{}", stderr(&wrong));
+    let error = stderr(&wrong);
+    assert!(error.contains("invalid value 'Q9' for '[TYPE]': expected one of F32,"), "{error}");
+    assert_eq!(wrong.status.code(), Some(2));
     let wrong = place.run(&["quantize", &input, "out.gguf", "Q8_0", "--tensor-type", "x=Q9"]);
     let expected = "--tensor-type x=Q9: expected the name of a format such as Q8_0, found `Q9`";
     assert!(failure(&wrong).contains(expected), "{}", stderr(&wrong));
