@@ -42,7 +42,8 @@ pub use memory::mapped_bytes;
 
 impl Backend for Cpu {
     fn name(&self) -> String {
-        format!("cpu ({}, {} threads)", self.isa, self.threads)
+        let plural = if self.threads == 1 { "" } else { "s" };
+        format!("cpu ({}, {} thread{plural})", self.isa, self.threads)
     }
 
     fn devices(&self) -> Vec<DeviceInfo> {

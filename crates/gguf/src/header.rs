@@ -51,8 +51,8 @@ pub(crate) fn parse(file: &Path, bytes: &[u8]) -> Result<Header> {
     check_version(&cursor, version)?;
     let tensor_count = cursor.u64()?;
     let entry_count = cursor.u64()?;
-    cursor.expect_items("metadata entries", entry_count, MIN_ENTRY_BYTES)?;
-    cursor.expect_items("tensors", tensor_count, MIN_TENSOR_BYTES)?;
+    cursor.expect_items(["metadata entry", "metadata entries"], entry_count, MIN_ENTRY_BYTES)?;
+    cursor.expect_items(["tensor", "tensors"], tensor_count, MIN_TENSOR_BYTES)?;
 
     let metadata = read_metadata(&mut cursor, entry_count)?;
     let alignment = read_alignment(file, &metadata)?;
@@ -264,9 +264,12 @@ impl<'a> Cursor<'a> {
         self.expect_bytes_for(&self.item, count)
     }
 
-    /// Fails unless the remaining bytes can hold `count` items of at least `min_bytes` each.
-    fn expect_items(&self, name: &str, count: u64, min_bytes: u64) -> Result<()> {
-        self.expect_bytes_for(&format!("{count} {name}"), count.saturating_mul(min_bytes))
+    /// Fails unless the remaining bytes can hold `count` items of at least `min_bytes` each, which
+    /// are called this if they are one and if they are more.
+    fn expect_items(&self, [one, many]: [&str; 2], count: u64, min_bytes: u64) -> Result<()> {
+        let name = if count == 1 { one } else { many };
+        let item = format!("a header of {count} {name}");
+        self.expect_bytes_for(&item, count.saturating_mul(min_bytes))
     }
 
     fn expect_bytes_for(&self, item: &str, count: u64) -> Result<()> {

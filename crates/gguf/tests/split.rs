@@ -129,4 +129,10 @@ fn paths_that_are_no_files_are_named() {
     let empty = folder.path().join("empty.gguf");
     std::fs::write(&empty, []).unwrap();
     assert!(message(&empty).contains("truncated or damaged: header needs 4 bytes, the file has 0"));
+    for (count, tensors) in [(1, "1 tensor"), (272, "272 tensors")] {
+        let header = [b"GGUF\x03\0\0\0", &u64::to_le_bytes(count)[..], &[0; 8]].concat();
+        std::fs::write(&empty, header).unwrap();
+        let message = message(&empty);
+        assert!(message.contains(&format!("a header of {tensors} needs ")), "{message}");
+    }
 }

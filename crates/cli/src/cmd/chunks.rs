@@ -75,7 +75,8 @@ impl Run {
             let (count, size) = (windows.count(), windows.size());
             let seconds = self.start.elapsed().as_secs_f64();
             let minutes = seconds * count as f64 / 60.0;
-            eprintln!("{count} chunks of {size} tokens: {seconds:.2} s each, {minutes:.2} minutes");
+            let chunks = text::count(count, "chunk");
+            eprintln!("{chunks} of {size} tokens: {seconds:.2} s each, {minutes:.2} minutes");
         }
     }
 }

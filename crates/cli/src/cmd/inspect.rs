@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::arguments::{Machine, find};
 use crate::progress::reporter;
+use crate::text;
 use bodkin::ModelFile;
 use bodkin::memory::human_bytes;
 use bodkin::memory::{kv_bytes, recurrent_bytes};
@@ -88,10 +89,10 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
     }
     writeln!(
         out,
-        "{}: GGUF version {}, {} tensors, {}\n",
+        "{}: GGUF version {}, {}, {}\n",
         file.path().display(),
         file.version(),
-        file.tensors().len(),
+        text::count(file.tensors().len(), "tensor"),
         human_bytes(file.bytes())
     )?;
     for (key, value) in file.metadata().iter().filter(|_| args.metadata) {

@@ -149,6 +149,9 @@ fn settings_change_the_next_answer() {
     let place = Place::new();
     let mut chat = chat(&place, &model("llama"), &["-n", "4"]);
     chat.say("Hello", "xxxx\r\n");
+    chat.say("/set max-tokens 1", "");
+    chat.say("Hello", "x\r\n[answer cut: -n allows 1 token]");
+    chat.say("/stats", "answer 1 token, ");
     chat.say("/set max_tokens 2", "");
     chat.say("Hello", "xx\r\n[answer cut: -n allows 2 tokens]");
     // The bias of token 92, which is a `w`.

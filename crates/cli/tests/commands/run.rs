@@ -199,7 +199,7 @@ fn statistics_are_one_line_on_a_terminal() {
     let stats = stats.trim();
     assert_eq!(stats.lines().count(), 1, "{stats}");
     assert!(stats.starts_with("prompt 9 tokens (0 cached), "), "{stats}");
-    assert!(stats.contains("; answer 1 tokens, ") && stats.ends_with(" tok/s"), "{stats}");
+    assert!(stats.contains("; answer 1 token, ") && stats.ends_with(" tok/s"), "{stats}");
     let quiet = [&args[..], &["-q"]].concat();
     assert_eq!(Terminal::of_stderr(place.bodkin(&quiet)).rest().0, "");
 }

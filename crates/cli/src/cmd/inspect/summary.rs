@@ -11,6 +11,7 @@ use bodkin_engine::SamplerOptions;
 use bodkin_gguf::{File, Metadata, printable};
 
 use crate::progress::reporter;
+use crate::text;
 
 /// The most characters of a text of the file.
 const TEXT_CHARS_MAX: usize = 200;
@@ -74,7 +75,7 @@ fn unread(model: &ModelFile) -> Option<String> {
 fn architecture(metadata: &Metadata) -> Option<String> {
     let name = metadata.str("general.architecture").ok().flatten()?;
     let number = |key: &str| metadata.u32(&format!("{name}.{key}")).ok().flatten();
-    let layers = number("block_count").map(|layers| format!(", {layers} layers"));
+    let layers = number("block_count").map(|layers| format!(", {}", text::count(layers as usize, "layer")));
     let width = number("embedding_length").map(|width| format!(" of width {width}"));
     Some(one_line(name) + &layers.unwrap_or_default() + &width.unwrap_or_default())
 }

@@ -242,8 +242,8 @@ impl Session {
     pub(super) fn cut(&self, answer: &Answer) -> Option<String> {
         match answer.finish {
             Finish::Length => {
-                let tokens = answer.tokens.len();
-                Some(format!("[answer cut: -n allows {tokens} tokens]"))
+                let tokens = text::count(answer.tokens.len(), "token");
+                Some(format!("[answer cut: -n allows {tokens}]"))
             }
             Finish::Context => {
                 let (context, help) = (self.model.context(), self.help_with_context());
@@ -361,11 +361,11 @@ pub(super) fn stats(answer: &Answer) -> String {
     // Prefill samples the first token.
     let steps = usage.generated_tokens.saturating_sub(1);
     format!(
-        "prompt {} tokens ({} cached), {:.1} tok/s; answer {} tokens, {:.1} tok/s",
-        usage.prompt_tokens,
+        "prompt {} ({} cached), {:.1} tok/s; answer {}, {:.1} tok/s",
+        text::count(usage.prompt_tokens, "token"),
         usage.cached_tokens,
         rate(prefilled, timings.prompt_ms),
-        usage.generated_tokens,
+        text::count(usage.generated_tokens, "token"),
         rate(steps, timings.generate_ms),
     )
 }
