@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use bodkin::memory::{human_bytes, total_bytes};
 use bodkin::{Error, ExpertSlots, Options, Placement};
 use bodkin_backend::{Backend, DeviceKind, EXPERT_SCORE_DECAY};
@@ -113,7 +113,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let lines = if alternatives.is_empty() { &none[..] } else { &alternatives };
         lines.iter().try_for_each(|line| writeln!(out, "  {line}"))?;
     }
-    Err(refusal(file.name, &placement).into())
+    // As text, it has no advice to ask `plan`.
+    Err(anyhow!("{}", refusal(file.name, &placement)))
 }
 
 /// The error of loading the model.

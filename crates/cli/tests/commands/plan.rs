@@ -48,7 +48,7 @@ fn a_model_that_does_not_fit_is_refused_with_what_would() {
     // It takes 18 MB with 16 requests, and 6 MB with one.
     let flags = ["--parallel", "16", "--ctx-size", "1024", "--memory", "8M"];
     let (out, err) = refused(&flags);
-    assert!(err.contains("8.00 MB are free") && err.contains("are missing"), "{err}");
+    assert!(err.contains("8.00 MB are free") && err.ends_with("are missing\n"), "{err}");
     let fits: Vec<&str> = out.lines().skip_while(|line| *line != "would fit:").skip(1).collect();
     assert!(fits.len() >= 4, "{out}");
     for line in fits {
