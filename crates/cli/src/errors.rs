@@ -37,10 +37,21 @@ pub(crate) fn is_of_output(error: &anyhow::Error) -> bool {
     error.chain().len() == 1 && error.is::<std::io::Error>()
 }
 
-/// Text from a file or a model as it may be printed: without the control characters that move the
-/// cursor, change colours or set the title.
+/// Names from a file as they may be printed: without the characters that command a terminal, or
+/// that show text in another order than it has.
 pub(crate) fn printable(text: &str) -> String {
+    printable_text(text).replace(changes_direction, "\u{fffd}")
+}
+
+/// Text of a model as it may be printed: without the control characters that move the cursor,
+/// change colours or set the title. Marks of direction belong to some languages.
+pub(crate) fn printable_text(text: &str) -> String {
     text.replace(|c: char| c.is_control() && !"\n\t".contains(c), "\u{fffd}")
+}
+
+/// Whether a character changes the direction in which others are shown.
+fn changes_direction(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// The chain of causes, without those that the text before already ends with.
@@ -93,5 +104,6 @@ mod tests {
         let many = line("`a` ".repeat(100_000));
         assert!(many.len() < 9000 && many.ends_with("..."), "{}", many.len());
         assert_eq!(line("a\x1b[2Jb\nc".to_owned()), "a\u{fffd}[2Jb\nc");
+        assert_eq!(line("a\u{202e}b\u{2066}c\u{200f}d".to_owned()), "a\u{fffd}b\u{fffd}c\u{fffd}d");
     }
 }

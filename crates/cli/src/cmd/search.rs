@@ -123,6 +123,6 @@ mod flight {
         hit.columns.entry("id").or_insert(json!(hit.id));
         let columns = Value::Object(hit.columns);
         let line = format!("{:.4}  {text}  {columns}", hit.score);
-        Ok(writeln!(out, "{}", crate::errors::printable(&line))?)
+        Ok(writeln!(out, "{}", crate::errors::printable_text(&line))?)
     }
 }

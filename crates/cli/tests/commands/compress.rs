@@ -99,11 +99,11 @@ fn the_table_of_formats_is_a_summary_unless_asked_for() {
 #[test]
 fn names_of_tensors_do_not_command_a_terminal() {
     let place = Place::new();
-    let rename = |name: &str| name.replace("blk.0.attn_q", "blk.0.\x1b[2Jattn_q");
+    let rename = |name: &str| name.replace("blk.0.attn_q", "blk.0.\x1b[2J\u{202e}attn_q");
     rewrite(&place, |name, _| *name = rename(name));
     let output = place.run(&["quantize", "new.gguf", "out.gguf", "Q8_0", "--verbose"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
-    assert!(text.contains("blk.0.\u{fffd}[2Jattn_q") && !text.contains('\x1b'), "{text:?}");
+    assert!(text.contains("blk.0.\u{fffd}[2J\u{fffd}attn_q") && !text.contains('\x1b'), "{text:?}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use bodkin_engine::SamplerOptions;
 use bodkin_gguf::{File, Metadata, printable};
 
 use crate::progress::reporter;
-use crate::text;
+use crate::{errors, text};
 
 /// The most characters of a text of the file.
 const TEXT_CHARS_MAX: usize = 200;
@@ -75,7 +75,8 @@ fn unread(model: &ModelFile) -> Option<String> {
 fn architecture(metadata: &Metadata) -> Option<String> {
     let name = metadata.str("general.architecture").ok().flatten()?;
     let number = |key: &str| metadata.u32(&format!("{name}.{key}")).ok().flatten();
-    let layers = number("block_count").map(|layers| format!(", {}", text::count(layers as usize, "layer")));
+    let layers =
+        number("block_count").map(|layers| format!(", {}", text::count(layers as usize, "layer")));
     let width = number("embedding_length").map(|width| format!(" of width {width}"));
     Some(one_line(name) + &layers.unwrap_or_default() + &width.unwrap_or_default())
 }
@@ -111,7 +112,7 @@ fn count(parameters: u64) -> String {
 /// A text of a file, on one line and without what a terminal would obey.
 fn one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
-    let line = words.join(" ").replace(char::is_control, "\u{fffd}");
+    let line = errors::printable(&words.join(" "));
     match line.char_indices().nth(TEXT_CHARS_MAX) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,

@@ -7,7 +7,7 @@ use console::Term;
 
 use super::prefill::PrefillProgress;
 use super::soft_wrap::SoftWrap;
-use crate::errors::printable;
+use crate::errors::printable_text;
 
 /// Shows one answer.
 pub(super) struct Screen {
@@ -52,7 +52,7 @@ impl AnswerText {
         match &mut self.wrap {
             Some(wrap) => {
                 // A carriage return before a newline says nothing more.
-                let text = printable(&text.replace('\r', ""));
+                let text = printable_text(&text.replace('\r', ""));
                 let ready = wrap.push(&text, columns());
                 self.print(&ready)
             }
