@@ -81,7 +81,6 @@ enum Command {
     /// Print a script that completes commands and flags in a shell
     Completions(cmd::completions::Args),
     /// Write manual pages
-    #[command(hide = true)]
     Man(cmd::man::Args),
 }
 

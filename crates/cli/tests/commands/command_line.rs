@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::place::{Place, failure, model, stderr};
 
 /// The commands that help lists.
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "run",
     "pull",
     "list",
@@ -22,6 +22,7 @@ const COMMANDS: [&str; 16] = [
     "imatrix",
     "check",
     "completions",
+    "man",
 ];
 
 #[test]
