@@ -160,11 +160,23 @@ fn settings_change_the_next_answer() {
     chat.say("/set", "max-tokens           2");
     chat.expect("top-k                40");
     chat.say("/set top_k", "top-k                40");
+    for (alias, shown) in [
+        ("temp 0.5", "temperature          0.5"),
+        ("typical-p 0.9", "typical              0.9"),
+        ("n_predict 3", "max-tokens           3"),
+        ("n 2", "max-tokens           2"),
+        ("r nothing", "stop                 [\"nothing\"]"),
+        ("temp 0", "temperature          0"),
+    ] {
+        chat.say(&format!("/set {alias}"), "");
+        let name = alias.split(' ').next().unwrap();
+        chat.say(&format!("/set {name}"), shown);
+    }
     chat.say("/set nonsense 1", "unknown setting nonsense; /set lists the settings");
     chat.say("/set top-k many", "invalid value 'many' for '--top-k <K>'");
     chat.say("/set top-p 7", "error: --top-p: expected a number from 0 to 1, found 7");
     chat.say("/show", "llama.gguf (llama ");
-    chat.expect(" tokens, 2 turns");
+    chat.expect(" tokens, 3 turns");
     chat.expect("max-tokens           2");
     chat.leave("/exit\r");
 }

@@ -4,8 +4,8 @@ use std::io::{Write, stdout};
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 
 use super::arguments::Settings;
 use super::screen::Screen;
@@ -184,7 +184,7 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
     }
     let is_end = |c: char| c.is_whitespace() || c == '=';
     let (name, value) = argument.split_once(is_end).unwrap_or((argument, ""));
-    let name = name.replace('_', "-");
+    let name = full_name(name.replace('_', "-"));
     if !argument.contains(is_end)
         && let [current] = &session.setting_lines(Some(&name))[..]
     {
@@ -204,6 +204,20 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
         }
     }
     Ok(Next::Prompt)
+}
+
+/// The name of the setting that has this name or alias; another word as it is.
+fn full_name(name: String) -> String {
+    let command = Set::command();
+    let mut flags = command.get_arguments();
+    let is_named = |flag: &&clap::Arg| {
+        let aliases = flag.get_all_aliases().into_iter().flatten();
+        let shorts = flag.get_all_short_aliases().into_iter().flatten();
+        aliases.chain(flag.get_long()).any(|it| it == name)
+            || shorts.chain(flag.get_short()).any(|it| name.chars().eq([it]))
+    };
+    let found = flags.find(is_named).and_then(clap::Arg::get_long);
+    found.map_or(name.clone(), str::to_owned)
 }
 
 /// The path of an argument that must be given.
