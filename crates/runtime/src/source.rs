@@ -138,27 +138,47 @@ fn on_disk(path: &Path) -> Result<Resolved> {
 /// A model of the Ollama store, of the cache, or of a registry, in this order.
 fn from_ollama(cache: &Cache<'_>, model: &str, check: Check) -> Result<Resolved> {
     let name = ollama::Name::parse(model)?;
-    if let Some(found) = ollama::Store::of_user()?.find(&name, check, cache.reporter)? {
-        return Resolved::new(found.path, found.bytes, "Ollama").with_layers(found.layers);
+    if let Some(found) = ollama_on_disk(cache, model, &name, check)? {
+        return Ok(found);
+    }
+    let remote = ollama_remote(cache, model, &name)?;
+    let fetch = |staging: &Staging<'_>| remote.fetch(staging);
+    let sources: [Source; 1] = [("Ollama registry", &fetch)];
+    with_layers_of(fetch_first(cache, &name.key(), None, check, &sources)?)
+}
+
+/// A model of the Ollama store or of the cache, if one has it.
+fn ollama_on_disk(
+    cache: &Cache<'_>,
+    model: &str,
+    name: &ollama::Name,
+    check: Check,
+) -> Result<Option<Resolved>> {
+    if let Some(found) = ollama::Store::of_user()?.find(name, check, cache.reporter)? {
+        let resolved = Resolved::new(found.path, found.bytes, "Ollama");
+        return resolved.with_layers(found.layers).map(Some);
     }
     // The store comes first: a folder may have a model's name by chance.
     if Path::new(model).is_dir() {
-        return on_disk(Path::new(model));
+        return on_disk(Path::new(model)).map(Some);
     }
-    let cached = cache.find(&entry_id(&name.key()), None, check);
-    let entry = match cached {
-        Some(entry) => entry,
-        None => {
-            let remote = registry::RemoteModel::open(&name, cache.reporter);
-            let remote = remote.map_err(|reason| Error::UnknownModel {
-                name: model.to_owned(),
-                hint: hint(cache, model),
-                reason: Box::new(reason),
-            })?;
-            let fetch = |staging: &Staging<'_>| remote.fetch(staging);
-            fetch_first(cache, &name.key(), None, check, &[("Ollama registry", &fetch)])?
-        }
-    };
+    cache.find(&entry_id(&name.key()), None, check).map(with_layers_of).transpose()
+}
+
+/// A model that its registry has.
+fn ollama_remote<'a>(
+    cache: &'a Cache<'_>,
+    model: &str,
+    name: &'a ollama::Name,
+) -> Result<registry::RemoteModel<'a>> {
+    registry::RemoteModel::open(name, cache.reporter).map_err(|reason| Error::UnknownModel {
+        name: model.to_owned(),
+        hint: hint(cache, model),
+        reason: Box::new(reason),
+    })
+}
+
+fn with_layers_of(entry: Entry) -> Result<Resolved> {
     let layers = entry.layers();
     Resolved::from(entry).with_layers(layers)
 }
@@ -226,10 +246,7 @@ fn from_anywhere(cache: &Cache<'_>, known: &Known, check: Check) -> Result<Resol
 }
 
 fn from_hub(cache: &Cache<'_>, reference: &hub::Reference, check: Check) -> Result<Resolved> {
-    // If a file of the repository is cached that may be meant, the hub is not asked.
-    let names = cache.entries().into_iter().map(|(_, entry)| entry.record.name);
-    let name = reference.choose_name(names);
-    if let Some(entry) = name.and_then(|name| cache.find(&entry_id(&name), None, check)) {
+    if let Some(entry) = hub_on_disk(cache, reference, check) {
         return Ok(entry.into());
     }
     let repository = hub::Repository::open(reference, cache.reporter)?;
@@ -237,6 +254,13 @@ fn from_hub(cache: &Cache<'_>, reference: &hub::Reference, check: Check) -> Resu
     let fetch = |staging: &Staging<'_>| repository.fetch(file, None, staging);
     let name = reference.name(file);
     from_cache_or(cache, &name, check, ("Hugging Face", &fetch)).map(Resolved::from)
+}
+
+/// A cached file of the repository that may be meant; then the hub is not asked.
+fn hub_on_disk(cache: &Cache<'_>, reference: &hub::Reference, check: Check) -> Option<Entry> {
+    let names = cache.entries().into_iter().map(|(_, entry)| entry.record.name);
+    let name = reference.choose_name(names)?;
+    cache.find(&entry_id(&name), None, check)
 }
 
 /// The cached entry of this name, or the files that `source` delivers.
@@ -281,15 +305,31 @@ fn fetch_first(
     Err(Error::Unavailable { name: name.to_owned(), attempts })
 }
 
-/// Checks that a model that is named by its path is a GGUF file. Nothing is known of another name
-/// before it is looked for.
+/// Checks that a model can be found, and fetches none: a path must be that of a GGUF file, and the
+/// registry or the hub must have a name that is not on this machine.
 ///
 /// # Errors
-/// If there is no such file, or it is no GGUF file.
-pub fn check_path(model: &str) -> Result<()> {
+/// If the name is malformed, there is no such model, or the path is not that of a GGUF file.
+pub fn check(model: &str, reporter: &Reporter) -> Result<()> {
+    let cache = Cache::of_user(reporter)?;
     match Place::of(model) {
         Place::Path(path) => is_gguf(&on_disk(path)?.path),
-        _ => Ok(()),
+        Place::Hub(reference) => {
+            let reference = hub::Reference::parse(reference)?;
+            match hub_on_disk(&cache, &reference, Check::Size) {
+                Some(_) => Ok(()),
+                None => hub::Repository::open(&reference, reporter)?.file().map(drop),
+            }
+        }
+        Place::Package(requirement) => wheel::Requirement::parse(requirement).map(drop),
+        Place::Known(_) => Ok(()),
+        Place::Ollama => {
+            let name = ollama::Name::parse(model)?;
+            match ollama_on_disk(&cache, model, &name, Check::Size)? {
+                Some(_) => Ok(()),
+                None => ollama_remote(&cache, model, &name).map(drop),
+            }
+        }
     }
 }
 

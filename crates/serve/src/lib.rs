@@ -71,15 +71,15 @@ impl Server {
     /// Listens on the address of `options`. Models are loaded when the server runs.
     ///
     /// # Errors
-    /// If the address, the certificate, the key file or an allowed origin cannot be used, or the
-    /// path of a model is not that of a GGUF file.
+    /// If the address, the certificate, the key file or an allowed origin cannot be used, or a
+    /// model cannot be found.
     pub fn bind(options: ServerOptions, reporter: Reporter) -> Result<Server, Error> {
         let keys = ApiKeys::new(&options).map_err(Error::Keys)?;
         sampling::defaults(&options.defaults, Request::default())
             .map_err(|error| Error::Defaults(error.message))?;
         origins::check(&options.cors_origins)?;
         for model in &options.models {
-            let checked = bodkin::source::check_path(&model.source);
+            let checked = bodkin::source::check(&model.source, &reporter);
             checked.map_err(|error| Error::Model(error.to_string()))?;
         }
         let listener = Listener::bind(&options)?;

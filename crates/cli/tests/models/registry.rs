@@ -270,6 +270,11 @@ fn what_a_registry_lacks_is_one_line() {
         let offline = error(&place.run(&["pull", name]));
         assert!(offline.ends_with(hint), "{offline}");
     }
+    // A server says so before it listens.
+    for name in ["absent:7b", "hf:some/where"] {
+        let absent = error(&registry.run(&place, &["serve", name, "--port", "0"]));
+        assert!(absent.starts_with("error: ") && absent.lines().count() == 1, "{absent}");
+    }
     assert!(started.elapsed() < Duration::from_secs(10));
     assert!(place.cached().is_empty());
 
