@@ -215,6 +215,10 @@ fn from_anywhere(cache: &Cache<'_>, known: &Known, check: Check) -> Result<Resol
     if verify_file(&blob, known.pin.bytes, known.pin.sha256, check, reporter).is_ok() {
         return Ok(recommend(Resolved::new(blob, known.pin.bytes, "Ollama")));
     }
+    if let Origin::Gguf { .. } = known.origin {
+        // The next source would hide what is wrong with the user's address.
+        hub::endpoint()?;
+    }
     let pinned = |staged: Vec<Staged>| {
         let first = staged.first().map(|staged| staged.file.must_be(&known.pin));
         first.transpose().map(|_| staged)

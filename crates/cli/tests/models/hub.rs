@@ -45,6 +45,24 @@ impl Hub {
     }
 }
 
+#[test]
+fn an_address_that_is_none_and_a_proxy_are_named() {
+    let place = Place::new();
+    for name in ["hf:me/Tiny", "smollm2"] {
+        for address in ["foo", "http://", "ftp://x"] {
+            let mut pull = place.bodkin(&["pull", name]);
+            let wrong = error(&pull.env("HF_ENDPOINT", address).output().unwrap());
+            let expected = "expected an address such as https://huggingface.co, found";
+            assert_eq!(wrong, format!("error: HF_ENDPOINT: {expected} `{address}`\n"));
+        }
+    }
+    let mut pull = place.bodkin(&["pull", "hf:me/Tiny"]);
+    pull.env("HF_ENDPOINT", "http://hub.test").env("ALL_PROXY", "http://me:secret@127.0.0.1:9");
+    let wrong = error(&pull.output().unwrap());
+    let reason = "(Connection refused, through the proxy 127.0.0.1:9 of ALL_PROXY)";
+    assert_eq!(wrong, format!("error: hub.test {reason} could not be reached\n"));
+}
+
 /// Models that differ, as different quantizations do.
 fn models() -> [Vec<u8>; 3] {
     let read = |name: &str| {

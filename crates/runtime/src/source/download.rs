@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use ureq::config::RedirectAuthHeaders;
-use ureq::http::{HeaderMap, Response};
+use ureq::http::{HeaderMap, Response, Uri};
 use ureq::{Agent, Body, Timeout};
 
 use super::intake::{Intake, expect_sha256};
@@ -21,6 +21,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Sets the stall timeout in seconds, as for the Hugging Face hub's own tools.
 const STALL_VARIABLE: &str = "HF_HUB_DOWNLOAD_TIMEOUT";
+/// Where a proxy is named: the first that is set is used for every address.
+const PROXY_VARIABLES: [&str; 6] =
+    ["ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"];
 /// Failures in a row, without a new byte, that end a request. The pauses between those of a
 /// download add up to one and a half minutes.
 const DOCUMENT_FAILURES: u32 = 3;
@@ -45,7 +48,8 @@ pub(crate) struct Remote<'a> {
 enum Failure {
     /// It would fail again.
     Final(Box<Error>),
-    /// There is no connection to the server. During a download it may come back.
+    /// There is no connection to this host, with the reason in parentheses. During a download it
+    /// may come back.
     Unreachable(String),
     /// The connection or the server failed; the server may ask for a pause.
     Temporary(String, Option<Duration>),
@@ -86,16 +90,11 @@ impl<'a> Client<'a> {
         loop {
             let read = |mut response: Response<Body>| {
                 let body = response.body_mut().with_config().limit(DOCUMENT_BYTES_MAX);
-                body.read_to_vec().map_err(|error| Failure::of(error, what))
+                body.read_to_vec().map_err(|error| self.failure(error, what, url))
             };
             match self.get(what, url, ("Accept", accept)).and_then(read) {
                 Ok(bytes) => return Ok(bytes),
-                Err(Failure::Unreachable(reason)) => {
-                    self.reporter.detail(&format!("{url}: {reason}"));
-                    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
-                    let hosts = rest.split('/').next().unwrap_or(rest).to_owned();
-                    return Err(Error::Unreachable { hosts });
-                }
+                Err(Failure::Unreachable(hosts)) => return Err(Error::Unreachable { hosts }),
                 Err(failure) => retry.pause(failure, self.reporter)?,
             }
         }
@@ -154,7 +153,8 @@ impl<'a> Client<'a> {
         let mut body = response.into_body().into_reader().take(bytes - file.bytes());
         let mut buffer = vec![0; 1 << 18];
         while file.bytes() < *bytes {
-            let read = body.read(&mut buffer).map_err(|error| Failure::of(error.into(), what))?;
+            let read = body.read(&mut buffer);
+            let read = read.map_err(|error| self.failure(error.into(), what, url))?;
             if read == 0 {
                 let reason =
                     format!("the connection ended after {} of {bytes} bytes", file.bytes());
@@ -178,7 +178,7 @@ impl<'a> Client<'a> {
         if let Some(authorization) = &self.authorization {
             request = request.header("Authorization", authorization);
         }
-        let response = request.call().map_err(|error| Failure::of(error, what))?;
+        let response = request.call().map_err(|error| self.failure(error, what, url))?;
         let status = response.status();
         let refused = |reason: String| Err(failed(what, reason).into());
         match status.as_u16() {
@@ -191,6 +191,53 @@ impl<'a> Client<'a> {
             },
             401 | 403 | 404 => refused(format!("{status}: {}", self.refusal)),
             _ => refused(status.to_string()),
+        }
+    }
+
+    /// Why a request of `url` failed, with the proxy that it went through.
+    fn failure(&self, error: ureq::Error, what: &str, url: &str) -> Failure {
+        let proxy = self.proxy(url);
+        match Failure::of(error, what) {
+            Failure::Unreachable(reason) => {
+                let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+                let host = rest.split('/').next().unwrap_or(rest);
+                // The number of an error of the system is for programmers.
+                let reason = reason.split(" (os error").next().unwrap_or(&reason);
+                Failure::Unreachable(format!("{host} ({reason}{proxy})"))
+            }
+            Failure::Final(error) => match *error {
+                Error::Download { from, reason } => failed(&from, reason + &proxy).into(),
+                error => error.into(),
+            },
+            temporary => temporary,
+        }
+    }
+
+    /// The proxy that requests of `url` go through, after a comma; its password is not for eyes.
+    fn proxy(&self, url: &str) -> String {
+        let Some(proxy) = self.agent.config().proxy() else { return String::new() };
+        if url.parse().is_ok_and(|uri| proxy.is_no_proxy(&uri)) {
+            return String::new();
+        }
+        let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let name = PROXY_VARIABLES.into_iter().find(is_set).unwrap_or("the system");
+        format!(", through the proxy {}:{} of {name}", proxy.host(), proxy.port())
+    }
+}
+
+/// The address of a server, which the user may set by a variable, without a slash at its end.
+pub(crate) fn address(variable: &'static str, default: &str) -> Result<String> {
+    let set = std::env::var(variable).ok().filter(|address| !address.is_empty());
+    let Some(address) = set else { return Ok(default.to_owned()) };
+    let is_web = |uri: Uri| {
+        matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some_and(|host| !host.is_empty())
+    };
+    match address.parse().is_ok_and(is_web) {
+        true => Ok(address.trim_end_matches('/').to_owned()),
+        false => {
+            let expected = format!("an address such as {default}");
+            Err(Error::mismatch(variable, expected, format!("`{address}`")))
         }
     }
 }
@@ -241,7 +288,7 @@ impl Retry<'_> {
     fn pause(&mut self, failure: Failure, reporter: &Reporter) -> Result<()> {
         let (reason, asked) = match failure {
             Failure::Final(error) => return Err(*error),
-            Failure::Unreachable(reason) => (reason, None),
+            Failure::Unreachable(host) => (format!("{host} could not be reached"), None),
             Failure::Temporary(reason, asked) => (reason, asked),
         };
         let pause = asked.unwrap_or(PAUSE_MAX.min(PAUSE * (1 << self.failures)));

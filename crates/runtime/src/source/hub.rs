@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::download::{Client, Remote};
+use super::download::{Client, Remote, address};
 use super::intake::{Pin, Staged, expect_sha256, is_sha256};
 use super::staging::Staging;
 use crate::error::{Error, Result};
@@ -155,7 +155,7 @@ impl<'a> Repository<'a> {
     pub(crate) fn open(reference: &'a Reference, reporter: &'a Reporter) -> Result<Repository<'a>> {
         let client = Client::new(token().as_deref(), REFUSAL, reporter);
         let repo = &reference.repo;
-        let url = format!("{}/api/models/{repo}?blobs=true", endpoint());
+        let url = format!("{}/api/models/{repo}?blobs=true", endpoint()?);
         let text = client.document(&format!("hf:{repo}"), &url, "application/json")?;
         let info: Info = serde_json::from_slice(&text)
             .map_err(|error| Error::mismatch(url, "a list of files", error))?;
@@ -201,16 +201,15 @@ impl<'a> Repository<'a> {
             expect_sha256(&what, pin.sha256, found)?;
         }
         let bytes = file.size.ok_or_else(|| Error::mismatch(&what, "its size", "none"))?;
-        let url = format!("{}/{repo}/resolve/{}/{name}", endpoint(), self.commit);
+        let url = format!("{}/{repo}/resolve/{}/{name}", endpoint()?, self.commit);
         let plain = name.rsplit('/').next().unwrap_or(name);
         staging.download(&self.client, &Remote { what, url, bytes, sha256 }, plain)
     }
 }
 
 /// The hub's address without a slash at its end.
-fn endpoint() -> String {
-    let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|address| !address.is_empty());
-    endpoint.as_deref().unwrap_or(ENDPOINT).trim_end_matches('/').to_owned()
+pub(crate) fn endpoint() -> Result<String> {
+    address("HF_ENDPOINT", ENDPOINT)
 }
 
 /// The user's token, from `HF_TOKEN` or where the hub's own tools keep it.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use super::download::address;
 use super::intake::{Check, is_sha256, verify_file};
 use super::layers::Layer;
 use crate::error::{Error, Result};
@@ -81,16 +82,17 @@ impl Name {
 
     /// Where a registry serves the model: manifests and blobs are below. As for containers, only a
     /// registry on this machine is spoken to without encryption.
-    pub(crate) fn address(&self) -> String {
+    pub(crate) fn address(&self) -> Result<String> {
         let (host, path) = (&self.host, format!("v2/{}/{}", self.namespace, self.model));
-        let registry = std::env::var(REGISTRY_VARIABLE).ok().filter(|address| !address.is_empty());
-        match registry.filter(|_| host == DEFAULT_HOST) {
-            Some(address) => format!("{}/{path}", address.trim_end_matches('/')),
-            None if host.starts_with("localhost:") || host.starts_with("127.") => {
+        Ok(match host.as_str() {
+            DEFAULT_HOST => {
+                format!("{}/{path}", address(REGISTRY_VARIABLE, &format!("https://{host}"))?)
+            }
+            _ if host.starts_with("localhost:") || host.starts_with("127.") => {
                 format!("http://{host}/{path}")
             }
-            None => format!("https://{host}/{path}"),
-        }
+            _ => format!("https://{host}/{path}"),
+        })
     }
 
     fn same(&self, other: &Name) -> bool {

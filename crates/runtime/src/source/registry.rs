@@ -23,7 +23,7 @@ impl<'a> RemoteModel<'a> {
     /// Asks the registry of the name for its manifest.
     pub(crate) fn open(name: &'a Name, reporter: &'a Reporter) -> Result<RemoteModel<'a>> {
         let client = Client::new(None, REFUSAL, reporter);
-        let url = format!("{}/manifests/{}", name.address(), name.tag());
+        let url = format!("{}/manifests/{}", name.address()?, name.tag());
         let text = client.document(&url, &url, MANIFEST_TYPE)?;
         let manifest = Manifest::parse(&text, &url)?;
         Ok(RemoteModel { name, client, manifest })
@@ -50,7 +50,7 @@ impl<'a> RemoteModel<'a> {
 
     fn download(&self, layer: &LayerDigest, file: &str, staging: &Staging<'_>) -> Result<Staged> {
         let LayerDigest { kind, digest, bytes } = layer;
-        let url = format!("{}/blobs/sha256:{digest}", self.name.address());
+        let url = format!("{}/blobs/sha256:{digest}", self.name.address()?);
         let what = format!("{} ({kind})", self.name);
         let remote = Remote { what, url, bytes: *bytes, sha256: Some(digest) };
         staging.download(&self.client, &remote, file)
