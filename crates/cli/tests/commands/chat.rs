@@ -241,8 +241,10 @@ fn a_full_context_says_what_helps() {
     chat.say("Hello", "xxx");
     chat.expect("[answer cut: the context of 100 tokens is full; /clear begins a new conversation");
     chat.expect(", -c N sets a larger context, --context-shift drops the oldest turns]");
-    chat.say("Hello", "error: the prompt has ");
-    chat.expect(" tokens, the context has room for 99; /clear begins a new conversation, -c N ");
+    chat.say("/show", " 100 of 100 tokens, 1 turn");
+    chat.say("Hello", "error: the conversation has ");
+    chat.expect(" tokens with this prompt, the context of 100 has room for 99; /clear begins a ");
+    chat.expect("new conversation, -c N sets a larger context, --context-shift drops the oldest");
     chat.say("/clear", "");
     chat.say("Hello", "xxx");
     chat.leave("/exit\r");

@@ -135,12 +135,25 @@ impl Session {
                     _ => error.downcast_ref::<bodkin_engine::Error>(),
                 };
                 match of_engine {
-                    Some(bodkin_engine::Error::PromptTooLong { .. }) => {
-                        Err(anyhow!("{error}{}", self.help_with_context()))
+                    Some(&bodkin_engine::Error::PromptTooLong { tokens, limit }) => {
+                        Err(self.too_long(tokens, limit))
                     }
                     _ => Err(error),
                 }
             }
+        }
+    }
+
+    /// The error of a prompt that the context has no room for. A user of a chat knows nothing of
+    /// the prompt that the whole conversation makes.
+    fn too_long(&self, tokens: usize, limit: usize) -> anyhow::Error {
+        let (context, help) = (self.model.context(), self.help_with_context());
+        match self.is_chat && self.is_interactive {
+            true => anyhow!(
+                "the conversation has {tokens} tokens with this prompt, the context of {context} \
+                 has room for {limit}{help}"
+            ),
+            false => anyhow!("{}{help}", bodkin_engine::Error::PromptTooLong { tokens, limit }),
         }
     }
 
@@ -270,7 +283,8 @@ impl Session {
     /// The model, the conversation and the settings, one line each.
     pub(super) fn describe(&self) -> Result<String> {
         let tokens = match self.is_chat && !self.messages.is_empty() {
-            true => self.model.tokenize_chat(&self.messages)?.len(),
+            // With what the template adds for the next answer it may be more than the context.
+            true => self.model.tokenize_chat(&self.messages)?.len().min(self.model.context()),
             false => 0,
         };
         let system = self.messages.first().filter(|message| message.role == "system");
