@@ -11,6 +11,7 @@ mod interrupt;
 mod npy;
 mod output;
 mod progress;
+mod soft_wrap;
 mod store;
 mod terminal;
 mod text;

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use bodkin::{Progress, Reporter};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::terminal::say;
+
 /// When the command began, and whether each step of it is printed.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 static VERBOSE: AtomicBool = AtomicBool::new(false);
@@ -40,8 +42,8 @@ impl Console {
             Progress::Note(text) => {
                 if self.notes.insert(text.to_owned()) {
                     match &self.bar {
-                        Some(bar) => bar.suspend(|| eprintln!("{text}")),
-                        None => eprintln!("{text}"),
+                        Some(bar) => bar.suspend(|| say(text)),
+                        None => say(text),
                     }
                 }
             }

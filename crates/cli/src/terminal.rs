@@ -1,7 +1,36 @@
-//! The terminal's echo.
+//! The terminal's echo, and messages on it.
 
+use std::io::{IsTerminal, stderr};
+
+use console::Term;
+
+use crate::soft_wrap::SoftWrap;
 #[cfg(unix)]
 pub(crate) use unix::NoEcho;
+
+/// Prints a message on standard error.
+pub(crate) fn say(text: &str) {
+    eprintln!("{}", wrapped(text));
+}
+
+/// A message for standard error. If that is a terminal, its lines break between words.
+pub(crate) fn wrapped(text: &str) -> String {
+    wrapped_at(text, columns())
+}
+
+/// A message whose lines break between words before this column.
+pub(crate) fn wrapped_at(text: &str, columns: usize) -> String {
+    let mut wrap = SoftWrap::default();
+    wrap.push(text, columns) + &wrap.finish(columns)
+}
+
+/// The columns of standard error; endless if it is no terminal.
+pub(crate) fn columns() -> usize {
+    match stderr().is_terminal() {
+        true => Term::stderr().size().1.into(),
+        false => usize::MAX,
+    }
+}
 
 #[cfg(unix)]
 mod unix {

@@ -8,7 +8,6 @@ mod prefill;
 mod sampling;
 mod screen;
 mod session;
-mod soft_wrap;
 
 use std::io::{IsTerminal, Write, stderr, stdin};
 use std::path::Path;
@@ -17,8 +16,7 @@ use anyhow::{Result, ensure};
 use bodkin::Finish;
 
 use crate::arguments::find_decoder;
-use crate::interrupt;
-use crate::text;
+use crate::{interrupt, terminal, text};
 pub(crate) use arguments::Args;
 use screen::Screen;
 use session::Session;
@@ -73,7 +71,7 @@ fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
     }
     if !args.json && !args.quiet {
         if let Some(mark) = session.cut(&answer) {
-            writeln!(stderr(), "{mark}")?;
+            writeln!(stderr(), "{}", terminal::wrapped(&mark))?;
         }
         let is_read = answer.usage.generated_tokens > 0;
         if is_read && stderr().is_terminal() {

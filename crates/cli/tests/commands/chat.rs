@@ -307,6 +307,30 @@ fn words_are_not_broken_at_the_edge() {
 }
 
 #[test]
+fn messages_break_between_words_in_a_narrow_window() {
+    let place = Place::new();
+    let shown = |columns| {
+        let flags = ["run", &model("llama"), "-c", "64", "--temperature", "0"];
+        let mut chat = Terminal::with_columns(place.bodkin(&flags), columns);
+        chat.say("/help", "/help, /?");
+        let help = chat.expect(">>> ");
+        chat.press("Hello\r");
+        chat.expect("[answer cut: ");
+        let mark = chat.expect("]");
+        chat.leave("/exit\r");
+        [help, format!("[answer cut: {mark}")]
+    };
+    for (narrow, wide) in shown(40).into_iter().zip(shown(200)) {
+        let lines: Vec<&str> = narrow.split("\r\n").collect();
+        let of_text = lines.len() - usize::from(narrow.contains('\x1b'));
+        assert!(lines[..of_text].iter().all(|line| line.len() <= 40), "{narrow}");
+        let words =
+            |text: &str| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
+        assert_eq!(words(&narrow), words(&wide));
+    }
+}
+
+#[test]
 fn a_long_prompt_shows_progress() {
     let place = Place::new();
     fs::write(place.path("long.txt"), "x ".repeat(40_000)).unwrap();

@@ -9,7 +9,7 @@ use rustyline::{Behavior, Config, DefaultEditor};
 
 use super::commands::{self, Next};
 use super::session::Session;
-use crate::terminal::NoEcho;
+use crate::terminal::{NoEcho, say};
 
 /// Begins and ends a text of several lines.
 const QUOTES: &str = "\"\"\"";
@@ -17,9 +17,9 @@ const QUOTES: &str = "\"\"\"";
 /// Runs the chat until the user leaves.
 pub(super) fn chat(mut session: Session) -> Result<()> {
     let mut input = Input::new()?;
-    eprintln!("/help shows the commands");
+    say("/help shows the commands");
     if !session.is_chat() {
-        eprintln!("this model has no chat template: it continues each text as it is");
+        say("this model has no chat template: it continues each text as it is");
     }
     while let Some(text) = input.read()? {
         if text.trim().is_empty() {

@@ -10,6 +10,7 @@ use clap::{CommandFactory, Parser};
 use super::arguments::Settings;
 use super::screen::Screen;
 use super::session::{self, Session};
+use crate::terminal::{self, say};
 use crate::{errors, text};
 
 /// What happens after a command.
@@ -54,7 +55,7 @@ const COMMANDS: [Command; 10] = [
     Command {
         names: &["/set"],
         argument: "NAME VALUE",
-        about: "change a setting; without VALUE, show it; without NAME, all",
+        about: "change a setting; show it without VALUE, all without NAME",
         run: set,
     },
     Command {
@@ -62,7 +63,7 @@ const COMMANDS: [Command; 10] = [
         argument: "",
         about: "the model, the use of its context, and the settings",
         run: |session, _| {
-            eprintln!("{}", errors::printable(&session.describe()?));
+            say(&errors::printable(&session.describe()?));
             Ok(Next::Prompt)
         },
     },
@@ -72,7 +73,7 @@ const COMMANDS: [Command; 10] = [
         about: "write the conversation to a file",
         run: |session, file| {
             let messages = session.save(named(file)?)?;
-            eprintln!("saved {}", text::count(messages, "message"));
+            say(&format!("saved {}", text::count(messages, "message")));
             Ok(Next::Prompt)
         },
     },
@@ -82,7 +83,7 @@ const COMMANDS: [Command; 10] = [
         about: "continue the conversation of a file",
         run: |session, file| {
             let messages = session.load(named(file)?)?;
-            eprintln!("loaded {}", text::count(messages, "message"));
+            say(&format!("loaded {}", text::count(messages, "message")));
             Ok(Next::Prompt)
         },
     },
@@ -92,7 +93,7 @@ const COMMANDS: [Command; 10] = [
         about: "tokens and speed of the last answer",
         run: |session, _| {
             let stats = session.last.as_ref().map(session::stats);
-            eprintln!("{}", stats.as_deref().unwrap_or("no answer yet"));
+            say(stats.as_deref().unwrap_or("no answer yet"));
             Ok(Next::Prompt)
         },
     },
@@ -105,9 +106,12 @@ const COMMANDS: [Command; 10] = [
 ];
 
 const KEYS: &str = "\
-Ctrl-C stops an answer. A line that ends with \\ continues on the next; \"\"\"
-begins and ends several lines. Lines that are typed during an answer are the
-next prompts.";
+Ctrl-C stops an answer. A line that ends with \\ continues on the next; \"\"\" begins and ends \
+several lines. Lines that are typed during an answer are the next prompts.";
+
+/// Help is no wider than this, and lines that continue one begin with this.
+const HELP_COLUMNS: usize = 80;
+const INDENT: &str = "  ";
 
 /// `/set NAME VALUE` as the flag `--NAME=VALUE`.
 #[derive(Parser)]
@@ -126,7 +130,7 @@ pub(super) fn run(session: &mut Session, line: &str) -> Result<Next> {
     };
     match result {
         Err(error) if !errors::is_of_output(&error) => {
-            eprintln!("error: {}", errors::line(&error));
+            say(&format!("error: {}", errors::line(&error)));
             Ok(Next::Prompt)
         }
         result => result,
@@ -138,7 +142,7 @@ fn command(session: &mut Session, line: &str) -> Result<Next> {
     match COMMANDS.iter().find(|command| command.names.contains(&name)) {
         Some(command) => (command.run)(session, argument.trim()),
         None => {
-            eprintln!("unknown command {name}; /help shows the commands");
+            say(&format!("unknown command {name}; /help shows the commands"));
             Ok(Next::Prompt)
         }
     }
@@ -151,27 +155,32 @@ fn answer(session: &mut Session, prompt: &str) -> Result<()> {
     screen.finish()?;
     writeln!(stdout())?;
     if let Some(mark) = session.cut(&answer) {
-        eprintln!("{mark}");
+        say(&mark);
     }
     Ok(writeln!(stdout())?)
 }
 
 fn help(_: &mut Session, _: &str) -> Result<Next> {
+    let columns = terminal::columns().min(HELP_COLUMNS);
     for Command { names, argument, about, .. } in &COMMANDS {
         let usage = format!("{} {argument}", names.join(", "));
-        eprintln!("{usage:<20} {about}");
+        let row = terminal::wrapped_at(
+            &format!("{usage:<20} {about}"),
+            columns.saturating_sub(INDENT.len()),
+        );
+        eprintln!("{}", row.replace('\n', &format!("\n{INDENT}")));
     }
-    eprintln!("{KEYS}");
+    eprintln!("{}", terminal::wrapped_at(KEYS, columns));
     Ok(Next::Prompt)
 }
 
 fn regenerate(session: &mut Session, _: &str) -> Result<Next> {
     let Some(prompt) = session.take_last_prompt() else {
-        eprintln!("no answer yet");
+        say("no answer yet");
         return Ok(Next::Prompt);
     };
     if session.repeats_itself() {
-        eprintln!("with the same settings, a fixed seed or temperature 0 gives the same again");
+        say("with the same settings, a fixed seed or temperature 0 gives the same again");
     }
     answer(session, &prompt)?;
     Ok(Next::Prompt)
@@ -179,7 +188,7 @@ fn regenerate(session: &mut Session, _: &str) -> Result<Next> {
 
 fn set(session: &mut Session, argument: &str) -> Result<Next> {
     if argument.is_empty() {
-        eprintln!("{}", session.setting_lines(None).join("\n"));
+        say(&session.setting_lines(None).join("\n"));
         return Ok(Next::Prompt);
     }
     let is_end = |c: char| c.is_whitespace() || c == '=';
@@ -188,7 +197,7 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
     if !argument.contains(is_end)
         && let [current] = &session.setting_lines(Some(&name))[..]
     {
-        eprintln!("{current}");
+        say(current);
         return Ok(Next::Prompt);
     }
     let flag = format!("--{name}={}", value.trim());
@@ -196,11 +205,11 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
     match changed.try_update_from(["/set", &flag]) {
         Ok(()) => session.apply(changed.settings)?,
         Err(error) if error.kind() == ErrorKind::UnknownArgument => {
-            eprintln!("unknown setting {name}; /set lists the settings");
+            say(&format!("unknown setting {name}; /set lists the settings"));
         }
         Err(error) => {
             let text = error.render().to_string();
-            eprintln!("{}", text.lines().next().unwrap_or_default());
+            say(text.lines().next().unwrap_or_default());
         }
     }
     Ok(Next::Prompt)

@@ -6,8 +6,8 @@ use std::io::{IsTerminal, Result, StdoutLock, Write, stdout};
 use console::Term;
 
 use super::prefill::PrefillProgress;
-use super::soft_wrap::SoftWrap;
 use crate::errors::printable_text;
+use crate::soft_wrap::SoftWrap;
 
 /// Shows one answer.
 pub(super) struct Screen {

@@ -13,6 +13,7 @@ use super::interruptible::InterruptibleEvents;
 use super::sampling;
 use super::screen::Screen;
 use crate::arguments::describe;
+use crate::terminal::say;
 use crate::{output, text};
 
 const NO_TEMPLATE: &str = "this model has no chat template, so it takes no system prompt";
@@ -246,7 +247,7 @@ impl Session {
                 1 => "oldest turn".to_owned(),
                 n => format!("{n} oldest turns"),
             };
-            eprintln!("[the context of {context} tokens is full: dropped the {turns}]");
+            say(&format!("[the context of {context} tokens is full: dropped the {turns}]"));
         }
         Ok(dropped > 0)
     }

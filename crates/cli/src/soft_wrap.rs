@@ -10,7 +10,7 @@ const FENCE: &str = "```";
 
 /// Text on its way to a terminal.
 #[derive(Default)]
-pub(super) struct SoftWrap {
+pub(crate) struct SoftWrap {
     /// The cursor's column; 0 is the start of a line.
     column: usize,
     /// Spaces that wait with the word after them.
@@ -27,7 +27,7 @@ pub(super) struct SoftWrap {
 
 impl SoftWrap {
     /// Adds text and returns what can be printed on a terminal of `width` columns.
-    pub(super) fn push(&mut self, text: &str, width: usize) -> String {
+    pub(crate) fn push(&mut self, text: &str, width: usize) -> String {
         // A terminal that became narrower has wrapped the line itself.
         if self.column > width {
             self.column %= width.max(1);
@@ -38,14 +38,14 @@ impl SoftWrap {
     }
 
     /// The rest, at the end of the text.
-    pub(super) fn finish(&mut self, width: usize) -> String {
+    pub(crate) fn finish(&mut self, width: usize) -> String {
         let mut out = String::new();
         self.end_word(width, &mut out);
         out
     }
 
     /// Accounts for a line break that is not part of the text; false if a line has just begun.
-    pub(super) fn break_line(&mut self) -> bool {
+    pub(crate) fn break_line(&mut self) -> bool {
         std::mem::take(&mut self.column) > 0
     }
 
