@@ -1,6 +1,5 @@
 //! The arguments that commands share: how a model is loaded and run, and how text is tokenized.
 
-use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,31 +13,6 @@ use bodkin_engine::Tokenizer;
 use bodkin_gguf::File;
 
 use crate::progress::reporter;
-
-/// Flags that llama.cpp's tools spell with one dash and several letters, by their names here. MODEL
-/// has no flag, so those before it are left out.
-const LLAMA_CPP_FLAGS: [(&str, Option<&str>); 7] = [
-    ("-m", None),
-    ("--model", None),
-    ("-ngl", Some("--gpu-layers")),
-    ("-ub", Some("--batch-size")),
-    ("-dev", Some("--device")),
-    ("-sys", Some("--system")),
-    ("-no-cnv", Some("--raw")),
-];
-
-/// The command line, with flags of llama.cpp's tools by their names here.
-pub(crate) fn command_line() -> impl Iterator<Item = OsString> {
-    let mut is_flag = true;
-    std::env::args_os().filter_map(move |argument| {
-        is_flag &= argument != "--";
-        let known = LLAMA_CPP_FLAGS.iter().find(|(flag, _)| is_flag && argument == *flag);
-        match known {
-            Some((_, name)) => name.map(OsString::from),
-            None => Some(argument),
-        }
-    })
-}
 
 /// Flags of every command that runs a model.
 #[derive(clap::Args, Clone, Debug)]

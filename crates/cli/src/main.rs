@@ -8,6 +8,7 @@ mod arguments;
 mod cmd;
 mod errors;
 mod interrupt;
+mod llama_flags;
 mod npy;
 mod output;
 mod progress;
@@ -20,6 +21,7 @@ mod version;
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// The exit status for a flag that is unknown, or whose value cannot be used.
@@ -92,7 +94,8 @@ fn command() -> clap::Command {
 
 /// The command line, with the version that `--version` prints.
 fn parse() -> Cli {
-    let words: Vec<_> = arguments::command_line().collect();
+    let words = llama_flags::translate(std::env::args_os())
+        .unwrap_or_else(|reason| command().error(ErrorKind::ArgumentConflict, reason).exit());
     let matches = command().version(version::of(&words)).get_matches_from(words);
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }

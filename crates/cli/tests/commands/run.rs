@@ -281,6 +281,16 @@ fn names_of_flags_in_llama_cpp_work() {
     }
     let error = stderr(&place.run(&["run", &model, "Hello", "-ngl", "1", "--device", "cpu"]));
     assert!(error.contains("--gpu-layers"), "{error}");
+    let idle = ["-fa", "on", "--no-mmap", "--mlock", "-tb", "2", "-cnv", "-n", "1"];
+    let idle =
+        place.run(&[&["run", &model, "Hello", "-ctk", "q8_0", "-ctv", "q8_0"], &idle[..]].concat());
+    assert!(idle.status.success(), "{}", stderr(&idle));
+    for flag in ["-fa", "--no-mmap", "--mlock", "-tb"] {
+        assert!(stderr(&idle).contains(&format!("{flag} has no effect: ")), "{}", stderr(&idle));
+    }
+    let two = place.run(&["run", &model, "Hello", "-ctk", "f16", "-ctv", "q8_0"]);
+    assert_eq!(two.status.code(), Some(2));
+    assert!(stderr(&two).starts_with("error: -ctv: keys and values have one type here"));
     // No layers on a GPU need none.
     for device in ["cpu", "auto"] {
         place.text(&["run", &model, "Hello", "-n", "1", "-ngl", "0", "--device", device]);
