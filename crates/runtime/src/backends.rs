@@ -66,7 +66,7 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
         let gpu = match kind {
             ("auto", "") => cuda(options, "")?,
             ("cuda", ordinals) => cuda(options, ordinals)?,
-            ("wgpu", number) => wgpu(options, number)?,
+            ("wgpu", number) => wgpu(options, number, reporter)?,
             _ => {
                 let expected = "device `auto`, `cuda[:N,..]` or `wgpu[:N]`";
                 return Err(Error::option("gpu_layers", expected, format!("`{device}`")));
@@ -101,7 +101,7 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
         ("mock", fault) => mock(fault),
         ("cuda" | "wgpu", _) if skips_inputs => expects_cpu(&format!("`{device}`")),
         ("cuda", ordinals) => cuda(options, ordinals),
-        ("wgpu", number) => wgpu(options, number),
+        ("wgpu", number) => wgpu(options, number, reporter),
         _ => {
             let expected = "auto, cpu, cuda[:N,..] or wgpu[:N]";
             Err(Error::option("device", expected, format!("`{device}`")))
@@ -150,14 +150,19 @@ fn cuda(options: &Options, ordinals: &str) -> Result<Box<dyn Backend>> {
 
 /// The GPU of this number among those that Vulkan, Metal or DX12 drive; the first one if there is
 /// none.
-fn wgpu(options: &Options, number: &str) -> Result<Box<dyn Backend>> {
+fn wgpu(options: &Options, number: &str, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     let number = match number {
         "" => 0,
         number => number.parse().map_err(|_| {
             Error::option("device", "a device number after `wgpu:`", format!("`{number}`"))
         })?,
     };
-    Ok(Box::new(Wgpu::open(number)?.keeping(options.kv_type)))
+    let wgpu = Wgpu::open(number)?.keeping(options.kv_type);
+    if wgpu.is_software() {
+        let name = wgpu.name();
+        reporter.note(&format!("{name} is a program of the CPU and slow; device `cpu` is faster"));
+    }
+    Ok(Box::new(wgpu))
 }
 
 /// The mock backend, with a fault if one is named.

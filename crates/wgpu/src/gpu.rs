@@ -133,6 +133,11 @@ fn experimental() -> wgpu::ExperimentalFeatures {
 }
 
 impl Gpu {
+    /// Whether it is a program of the CPU.
+    pub(crate) fn is_software(&self) -> bool {
+        self.info.device_type == wgpu::DeviceType::Cpu
+    }
+
     /// Opens an adapter with all that it can do.
     pub(crate) fn open(adapter: &wgpu::Adapter) -> Result<Gpu> {
         let info = adapter.get_info();

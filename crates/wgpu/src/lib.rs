@@ -66,6 +66,11 @@ impl Wgpu {
         Ok(Wgpu { gpu: Arc::new(Gpu::open(adapter)?), kv_type: KvType::Auto, fuse: true })
     }
 
+    /// Whether the adapter is a program of the CPU, such as Mesa's lavapipe.
+    pub fn is_software(&self) -> bool {
+        self.gpu.is_software()
+    }
+
     /// With another type of the KV cache.
     #[must_use]
     pub fn keeping(self, kv_type: KvType) -> Wgpu {
@@ -105,8 +110,7 @@ impl Backend for Wgpu {
         let gpu = &self.gpu;
         let largest = gpu.limits.max_storage_buffer_binding_size.min(gpu.limits.max_buffer_size);
         // Software would take long, and its memory is the host's.
-        let is_software = gpu.info.device_type == wgpu::DeviceType::Cpu;
-        let bytes = if is_software { SMALL_BYTES } else { LARGE_BYTES }.min(largest / 4 * 4);
+        let bytes = if gpu.is_software() { SMALL_BYTES } else { LARGE_BYTES }.min(largest / 4 * 4);
         let from = gpu.buffer("bandwidth", bytes)?;
         let to = gpu.buffer("bandwidth", bytes)?;
         let seconds = |copies: u64| -> Result<f64> {

@@ -3,15 +3,14 @@
 use std::io::{Write, stdout};
 
 use anyhow::Result;
-use bodkin::{Device, Options};
-
-use crate::progress::reporter;
+use bodkin::{Device, Options, Reporter};
 
 /// Runs the command. A device that cannot be used is listed with the reason.
 pub(crate) fn run() -> Result<()> {
     for Device { option, name } in bodkin::devices() {
         let options = Options { device: option.clone(), ..Options::default() };
-        let bandwidth = bodkin::backend(&options, reporter())
+        // The names say what there is to note.
+        let bandwidth = bodkin::backend(&options, &Reporter::default())
             .and_then(|backend| backend.bandwidth().map_err(Into::into));
         let bandwidth = match bandwidth {
             Ok(bytes) => format!("{:.1} GB/s", bytes / 1e9),

@@ -48,6 +48,16 @@ fn devices_have_a_bandwidth() {
 }
 
 #[test]
+fn a_software_adapter_is_called_slow() {
+    let place = Place::new();
+    if place.text(&["devices"]).contains("(software, ") {
+        let args = ["run", &model("llama"), "Hello", "-n", "1", "-q", "--device", "wgpu"];
+        let note = stderr(&place.run(&args));
+        assert!(note.ends_with(" is a program of the CPU and slow; device `cpu` is faster\n"));
+    }
+}
+
+#[test]
 fn the_version_names_commit_and_devices() {
     let place = Place::new();
     let version = place.text(&["--version"]);
