@@ -1,12 +1,19 @@
 //! Texts from files and from standard input.
 
-use std::io::Read;
+use std::io::{IsTerminal, Read, stderr};
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::terminal::say;
+
 /// The largest text, in bytes: no tokenizer takes a longer one.
 const MAX_BYTES: u64 = 512 << 20;
+
+/// Standard input that ends in this time is not spoken of.
+const WAIT: Duration = Duration::from_secs(1);
 
 /// Why images are refused.
 pub(crate) const NO_IMAGES: &str = "images need a vision projector (mmproj), which bodkin does \
@@ -16,6 +23,7 @@ pub(crate) const NO_IMAGES: &str = "images need a vision projector (mmproj), whi
 /// prompt, a text.
 pub(crate) fn read(path: &Path, what: &str) -> Result<String> {
     if path == Path::new("-") {
+        let _waits = say_if_waiting();
         return read_from(std::io::stdin().lock(), what, "standard input");
     }
     let name = path.display().to_string();
@@ -24,6 +32,18 @@ pub(crate) fn read(path: &Path, what: &str) -> Result<String> {
     let bytes = file.metadata().with_context(cannot)?.len();
     ensure!(bytes <= MAX_BYTES, "{name}: expected at most {MAX_BYTES} bytes, found {bytes}");
     read_from(file, what, &name)
+}
+
+/// Says on a terminal what is waited for, unless the result is dropped in time: a pipe may be open
+/// and hold nothing.
+fn say_if_waiting() -> Option<Sender<()>> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        if receiver.recv_timeout(WAIT) == Err(RecvTimeoutError::Timeout) {
+            say("reading standard input until its end");
+        }
+    });
+    stderr().is_terminal().then_some(sender)
 }
 
 /// As [`read`], without the newline at the end, which editors and `echo` add.

@@ -331,6 +331,17 @@ fn messages_break_between_words_in_a_narrow_window() {
 }
 
 #[test]
+fn standard_input_that_does_not_end_is_named() {
+    let place = Place::new();
+    let mut command = place.bodkin(&["run", &model("llama"), "Hello", "-n", "1"]);
+    command.stdin(Stdio::piped());
+    let mut terminal = Terminal::of_stderr(command);
+    terminal.expect("reading standard input until its end\r\n");
+    drop(terminal.child.stdin.take());
+    assert!(terminal.child.wait().unwrap().success());
+}
+
+#[test]
 fn a_long_prompt_shows_progress() {
     let place = Place::new();
     fs::write(place.path("long.txt"), "x ".repeat(40_000)).unwrap();
