@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::terminal::say;
 
 /// The largest text, in bytes: no tokenizer takes a longer one.
-const MAX_BYTES: u64 = 512 << 20;
+pub(crate) const MAX_BYTES: u64 = 512 << 20;
 
 /// Standard input that ends in this time is not spoken of.
 const WAIT: Duration = Duration::from_secs(1);
@@ -22,16 +22,21 @@ pub(crate) const NO_IMAGES: &str = "images need a vision projector (mmproj), whi
 /// The text of a file, or of standard input if the path is `-`. `what` names it in errors: the
 /// prompt, a text.
 pub(crate) fn read(path: &Path, what: &str) -> Result<String> {
+    read_within(MAX_BYTES, path, what)
+}
+
+/// As [`read`], for a text of at most `most` bytes: some files have no end.
+fn read_within(most: u64, path: &Path, what: &str) -> Result<String> {
     if path == Path::new("-") {
         let _waits = say_if_waiting();
-        return read_from(std::io::stdin().lock(), what, "standard input");
+        return read_from(std::io::stdin().lock(), most, what, "standard input");
     }
     let name = path.display().to_string();
     let cannot = || format!("cannot read {what} from {name}");
     let file = std::fs::File::open(path).with_context(cannot)?;
     let bytes = file.metadata().with_context(cannot)?.len();
-    ensure!(bytes <= MAX_BYTES, "{name}: expected at most {MAX_BYTES} bytes, found {bytes}");
-    read_from(file, what, &name)
+    ensure!(bytes <= most, "{name}: expected at most {most} bytes, found {bytes}");
+    read_from(file, most, what, &name)
 }
 
 /// Says on a terminal what is waited for, unless the result is dropped in time: a pipe may be open
@@ -48,19 +53,24 @@ fn say_if_waiting() -> Option<Sender<()>> {
 
 /// As [`read`], without the newline at the end, which editors and `echo` add.
 pub(crate) fn read_trimmed(path: &Path, what: &str) -> Result<String> {
-    let mut text = read(path, what)?;
+    read_trimmed_within(MAX_BYTES, path, what)
+}
+
+/// As [`read_trimmed`], for a text of at most `most` bytes.
+pub(crate) fn read_trimmed_within(most: u64, path: &Path, what: &str) -> Result<String> {
+    let mut text = read_within(most, path, what)?;
     if text.ends_with('\n') {
         text.pop();
     }
     Ok(text)
 }
 
-fn read_from(reader: impl Read, what: &str, name: &str) -> Result<String> {
+fn read_from(reader: impl Read, most: u64, what: &str, name: &str) -> Result<String> {
     let mut bytes = Vec::new();
-    let read = reader.take(MAX_BYTES + 1).read_to_end(&mut bytes);
+    let read = reader.take(most + 1).read_to_end(&mut bytes);
     let cannot = || format!("cannot read {what} from {name}");
     let len = read.with_context(cannot)?;
-    ensure!(len as u64 <= MAX_BYTES, "{name}: expected at most {MAX_BYTES} bytes, found more");
+    ensure!(len as u64 <= most, "{name}: expected at most {most} bytes, found more");
     ensure!(!is_image(&bytes), "{name} is an image: {NO_IMAGES}");
     String::from_utf8(bytes).context("the text is not valid UTF-8").with_context(cannot)
 }

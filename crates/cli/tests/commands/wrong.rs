@@ -228,6 +228,19 @@ fn a_prompt_that_is_too_long_is_never_cut() {
     assert_eq!(place.files(), ["home"]);
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_prompt_without_an_end_is_refused() {
+    let place = Place::new();
+    let model = model("llama");
+    let expected = "expected at most 1048576 bytes, found more";
+    let error = failure(&place.run(&["run", &model, "-f", "/dev/zero"]));
+    assert_eq!(error, format!("/dev/zero: {expected}"));
+    let zeros = fs::File::open("/dev/zero").unwrap();
+    let error = failure(&place.bodkin(&["run", &model]).stdin(zeros).output().unwrap());
+    assert_eq!(error, format!("standard input: {expected}"));
+}
+
 #[test]
 fn flags_that_make_no_sense_are_named() {
     let place = Place::new();
