@@ -12,6 +12,7 @@ mod layers;
 mod ollama;
 mod registry;
 mod staging;
+mod version;
 mod wheel;
 
 use std::path::{Path, PathBuf};

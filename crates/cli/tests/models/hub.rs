@@ -1,6 +1,9 @@
 //! Models from the Hugging Face hub: a stand-in that redirects to another host for the files.
 
 use std::fs;
+use std::process::Stdio;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -16,8 +19,12 @@ struct Hub {
 }
 
 impl Hub {
-    /// Serves a repository with these files.
+    /// Serves a repository with these files, and names their hashes.
     fn with(repo: &str, files: &[(&str, Vec<u8>)]) -> Hub {
+        Hub::naming_hashes(true, repo, files)
+    }
+
+    fn naming_hashes(names: bool, repo: &str, files: &[(&str, Vec<u8>)]) -> Hub {
         let (hub, host) = (Server::new(), Server::new());
         let siblings = files.iter().map(|(name, data)| {
             let path = format!("/cdn/{}", sha256(data));
@@ -25,6 +32,7 @@ impl Hub {
             hub.answer(&format!("/{repo}/resolve/{COMMIT}/{name}"), to);
             host.answer(&path, Answer::File(data.clone()));
             let lfs = json!({"sha256": sha256(data), "size": data.len(), "pointerSize": 134});
+            let lfs = if names { lfs } else { Value::Null };
             json!({"rfilename": name, "size": data.len(), "blobId": "0", "lfs": lfs})
         });
         let mut siblings: Vec<Value> = siblings.collect();
@@ -121,6 +129,46 @@ fn a_split_model_comes_whole_and_resumes() {
     }
     let rows: Value = serde_json::from_slice(&place.run(&["list", "--json"]).stdout).unwrap();
     assert_eq!(rows[0]["bytes"], parts.iter().map(|(_, data)| data.len()).sum::<usize>());
+}
+
+#[test]
+fn a_file_without_a_hash_resumes_if_its_version_is_known() {
+    let file = ("tiny-Q4_0.gguf", model());
+    for (first, second, from) in [
+        (Some("\"one\""), Some("\"one\""), vec![100_000]),
+        (Some("\"one\""), Some("\"two\""), vec![100_000]),
+        (Some("W/\"one\""), Some("W/\"one\""), vec![]),
+        (None, None, vec![]),
+    ] {
+        let hub = Hub::naming_hashes(false, "me/Tiny", std::slice::from_ref(&file));
+        let place = Place::new();
+        first.iter().for_each(|etag| hub.files.tag(etag));
+        hub.files.fail(&[Fault::Stall(100_000)]);
+        let mut command = hub.bodkin(&place, &["pull", "hf:me/Tiny"]);
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let list = || String::from_utf8(place.run(&["list"]).stdout).unwrap();
+        while place.part_bytes() < 100_000 {
+            assert!(Instant::now() < deadline, "the download never came so far: {}", list());
+            sleep(Duration::from_millis(5));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        hub.files.seen();
+        second.iter().for_each(|etag| hub.files.tag(etag));
+        let output = hub.pull(&place, "hf:me/Tiny");
+        assert!(fs::read(pulled(&output)).unwrap() == model());
+        let seen = hub.files.seen();
+        assert_eq!(seen.iter().filter_map(|seen| seen.from).collect::<Vec<_>>(), from);
+        let text = String::from_utf8(output.stderr).unwrap();
+        let is_whole = first != second || from.is_empty();
+        assert_eq!(
+            text.contains("tiny-Q4_0.gguf: starting again, as the server"),
+            is_whole,
+            "{text}"
+        );
+        assert!(place.leftovers().is_empty());
+    }
 }
 
 /// The tiny model in two files.

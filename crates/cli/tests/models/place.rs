@@ -98,6 +98,14 @@ impl Place {
         self.cached().into_iter().filter(|name| name.contains('~')).collect()
     }
 
+    /// The bytes of the largest unfinished download.
+    pub(crate) fn part_bytes(&self) -> u64 {
+        let folders = self.leftovers().into_iter().map(|name| self.path("cache/models").join(name));
+        let files = folders.filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+        let parts = files.filter(|file| file.path().extension().is_some_and(|it| it == "part"));
+        parts.filter_map(|part| Some(part.metadata().ok()?.len())).max().unwrap_or(0)
+    }
+
     pub(crate) fn cached(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("cache/models")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()

@@ -36,6 +36,8 @@ pub(crate) struct Seen {
     pub(crate) path: String,
     /// The first byte of the range, if one was asked.
     pub(crate) from: Option<usize>,
+    /// The version that the range is to be of.
+    pub(crate) if_range: Option<String>,
     pub(crate) authorization: Option<String>,
 }
 
@@ -43,6 +45,7 @@ pub(crate) struct Seen {
 struct State {
     answers: HashMap<String, Answer>,
     faults: VecDeque<Fault>,
+    etag: Option<String>,
     seen: Vec<Seen>,
 }
 
@@ -82,24 +85,31 @@ impl Server {
         self.state.lock().unwrap().faults.extend(faults.iter().cloned());
     }
 
+    /// The ETag of all files.
+    pub(crate) fn tag(&self, etag: &str) {
+        self.state.lock().unwrap().etag = Some(etag.to_owned());
+    }
+
     /// All requests since the last call.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         std::mem::take(&mut self.state.lock().unwrap().seen)
     }
 }
 
-fn serve(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
-    let mut reader = BufReader::new(stream.try_clone()?);
+/// Reads the head of a request.
+fn read_head(stream: &TcpStream) -> std::io::Result<Seen> {
+    let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line)?;
     let path = line.split(' ').nth(1).unwrap_or_default().to_owned();
-    let mut seen = Seen { path: path.clone(), from: None, authorization: None };
+    let mut seen = Seen { path, from: None, if_range: None, authorization: None };
     loop {
         line.clear();
         reader.read_line(&mut line)?;
         let Some((name, value)) = line.trim().split_once(": ") else { break };
         match name.to_ascii_lowercase().as_str() {
             "authorization" => seen.authorization = Some(value.to_owned()),
+            "if-range" => seen.if_range = Some(value.to_owned()),
             "range" => {
                 let from = value.strip_prefix("bytes=").unwrap().strip_suffix('-').unwrap();
                 seen.from = Some(from.parse().unwrap());
@@ -107,8 +117,14 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             _ => {}
         }
     }
-    let from = seen.from;
-    let (answer, fault) = {
+    Ok(seen)
+}
+
+fn serve(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+    let seen = read_head(&stream)?;
+    let path = seen.path.clone();
+    let (from, if_range) = (seen.from, seen.if_range.clone());
+    let (answer, fault, etag) = {
         let mut state = state.lock().unwrap();
         state.seen.push(seen);
         let answer = state.answers.get(&path).cloned();
@@ -116,7 +132,7 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
             Some(Answer::File(_)) => state.faults.pop_front(),
             _ => None,
         };
-        (answer, fault)
+        (answer, fault, state.etag.clone())
     };
     let mut head = |status: &str, headers: &str| {
         write!(stream, "HTTP/1.1 {status}\r\nConnection: close\r\n{headers}\r\n")
@@ -131,9 +147,11 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         }
         (Some(Answer::File(file)), fault) => {
             let (all, ignores) = (file.len(), matches!(fault, Some(Fault::NoRange)));
-            let from = from.filter(|_| !ignores);
+            let is_other = if_range.is_some() && if_range != etag;
+            let from = from.filter(|_| !ignores && !is_other);
             let body = &file[from.unwrap_or(0).min(all)..];
-            let length = format!("Content-Length: {}\r\n", body.len());
+            let etag = etag.map_or(String::new(), |etag| format!("ETag: {etag}\r\n"));
+            let length = format!("{etag}Content-Length: {}\r\n", body.len());
             match from {
                 Some(from) if from >= all => {
                     let range = format!("Content-Range: bytes */{all}\r\nContent-Length: 0\r\n");

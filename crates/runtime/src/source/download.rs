@@ -11,6 +11,7 @@ use ureq::http::{HeaderMap, Response, Uri};
 use ureq::{Agent, Body, Timeout};
 
 use super::intake::{Intake, expect_sha256};
+use super::version::Version;
 use crate::error::{Error, Result};
 use crate::progress::{Phase, Reporter};
 
@@ -92,7 +93,7 @@ impl<'a> Client<'a> {
                 let body = response.body_mut().with_config().limit(DOCUMENT_BYTES_MAX);
                 body.read_to_vec().map_err(|error| self.failure(error, what, url))
             };
-            match self.get(what, url, ("Accept", accept)).and_then(read) {
+            match self.get(what, url, &[("Accept", accept)]).and_then(read) {
                 Ok(bytes) => return Ok(bytes),
                 Err(Failure::Unreachable(hosts)) => return Err(Error::Unreachable { hosts }),
                 Err(failure) => retry.pause(failure, self.reporter)?,
@@ -100,15 +101,20 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Appends the missing bytes to `file`, the beginning of a download. An error leaves what the
-    /// next download can go on from.
-    pub(crate) fn download(&self, remote: &Remote, mut file: Intake) -> Result<Intake> {
+    /// Appends the missing bytes to `file`, the beginning of a download; of this version, if its
+    /// hash is not known. An error leaves what the next download can go on from.
+    pub(crate) fn download(
+        &self,
+        remote: &Remote,
+        mut file: Intake,
+        mut version: Option<Version>,
+    ) -> Result<Intake> {
         let Remote { what, bytes, .. } = remote;
         let phase = self.reporter.begin(&format!("downloading {what}"), Some(*bytes));
         let mut retry = Retry { what, failures: 0, most: DOWNLOAD_FAILURES };
         let mut reached = file.bytes();
         while file.bytes() < *bytes {
-            if let Err(failure) = self.receive(remote, &mut file, &phase) {
+            if let Err(failure) = self.receive(remote, &mut file, version.as_mut(), &phase) {
                 if file.bytes() > reached {
                     (reached, retry.failures) = (file.bytes(), 0);
                 }
@@ -129,14 +135,22 @@ impl<'a> Client<'a> {
         &self,
         remote: &Remote,
         file: &mut Intake,
+        version: Option<&mut Version>,
         phase: &Phase<'_>,
     ) -> Result<(), Failure> {
         let Remote { what, url, bytes, .. } = remote;
         let start = file.bytes();
         phase.set(start);
         let range = format!("bytes={start}-");
-        let header = if start > 0 { ("Range", range.as_str()) } else { ("Accept", "*/*") };
-        let response = self.get(what, url, header)?;
+        let wanted = version.as_ref().and_then(|version| version.name());
+        let headers = match start {
+            0 => vec![("Accept", "*/*")],
+            _ => [Some(("Range", range.as_str())), wanted.map(|name| ("If-Range", name))]
+                .into_iter()
+                .flatten()
+                .collect(),
+        };
+        let response = self.get(what, url, &headers)?;
         if response.status() == 206 {
             let found = text(response.headers(), "content-range").unwrap_or_default();
             if !found.starts_with(&format!("bytes {start}-")) {
@@ -145,7 +159,13 @@ impl<'a> Client<'a> {
             }
         } else if start > 0 {
             // The server sends the whole file, or what is here is no beginning of it.
+            if wanted.is_some() {
+                self.reporter.note(&format!("{what}: starting again, as the server's has changed"));
+            }
             file.restart()?;
+        }
+        if let Some(version) = version.filter(|_| response.status() == 200) {
+            version.begin(response.headers())?;
         }
         if response.status() == 416 {
             return Err(Failure::Temporary(response.status().to_string(), None));
@@ -172,9 +192,12 @@ impl<'a> Client<'a> {
         &self,
         what: &str,
         url: &str,
-        (name, value): (&str, &str),
+        headers: &[(&str, &str)],
     ) -> Result<Response<Body>, Failure> {
-        let mut request = self.agent.get(url).header(name, value);
+        let mut request = self.agent.get(url);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
         if let Some(authorization) = &self.authorization {
             request = request.header("Authorization", authorization);
         }

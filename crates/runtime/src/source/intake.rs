@@ -172,6 +172,11 @@ pub(super) fn expect_sha256(name: &str, expected: &str, found: &str) -> Result<(
     }
 }
 
+/// The SHA-256 of a text.
+pub(crate) fn sha256_of(text: &str) -> String {
+    hex(Sha256::new_with_prefix(text))
+}
+
 /// Whether this is a SHA-256 in hexadecimal.
 pub(crate) fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())

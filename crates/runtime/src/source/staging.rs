@@ -1,6 +1,7 @@
 //! The writing of cache entries. A fetch collects its files in a staging folder, which becomes the
 //! entry in one rename. Whole and half downloads stay there when a fetch fails or is killed: their
-//! names are the hashes that they are to have, so the next fetch of the entry goes on from them.
+//! names are the hashes that they are to have, or of their addresses with a version beside them, so
+//! the next fetch of the entry goes on from them.
 //! Everything else is removed. This module must not know where models come from.
 
 use std::fs::{self, File};
@@ -9,7 +10,8 @@ use std::time::{Duration, SystemTime};
 
 use super::cache::{Cache, Entry, RECORD, Record, entry_name, unwritable};
 use super::download::{Client, Remote};
-use super::intake::{Intake, Staged, is_sha256};
+use super::intake::{Intake, Staged, is_sha256, sha256_of};
+use super::version::{EXTENSION, Version};
 use crate::cleanup::{self, Guard};
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
@@ -120,16 +122,21 @@ impl Staging<'_> {
         Intake::create(self.root.join(name))
     }
 
-    /// Downloads a file of the entry. With a known hash, it goes on from an earlier download.
+    /// Downloads a file of the entry. It goes on from an earlier download if its hash is known, or
+    /// else the version that the server had.
     pub(crate) fn download(&self, client: &Client, remote: &Remote, name: &str) -> Result<Staged> {
-        let file = match remote.sha256 {
-            Some(sha256) => {
-                let path = self.root.join(format!("{sha256}{PART}"));
-                Intake::resume(path, remote.bytes, self.reporter)?
-            }
-            None => self.create(name)?,
-        };
-        client.download(remote, file)?.finish(name)
+        let of_address = || sha256_of(&remote.url);
+        let id = remote.sha256.map_or_else(of_address, str::to_owned);
+        let path = self.root.join(format!("{id}{PART}"));
+        let version = remote.sha256.is_none().then(|| Version::of(&path));
+        let mut file = Intake::resume(path, remote.bytes, self.reporter)?;
+        let is_unknown = version.as_ref().is_some_and(|version| version.name().is_none());
+        if is_unknown && file.bytes() > 0 {
+            let reason = "starting again, as the server named no version of it";
+            self.reporter.note(&format!("{}: {reason}", remote.what));
+            file.restart()?;
+        }
+        client.download(remote, file, version)?.finish(name)
     }
 }
 
@@ -144,15 +151,17 @@ impl Drop for Staging<'_> {
 fn tidy(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let path = entry.path();
-        let bytes = entry.metadata().map_or(0, |metadata| metadata.len());
-        if !is_part(&path) || bytes == 0 {
+        let of_version = path.extension().is_some_and(|extension| extension == EXTENSION);
+        let part = if of_version { path.with_extension("part") } else { path.clone() };
+        let is_begun = part.metadata().is_ok_and(|metadata| metadata.len() > 0);
+        if !is_part(&part) || !is_begun {
             drop(if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) });
         }
     }
     drop(fs::remove_dir(root));
 }
 
-/// Whether this is a download that the hash in its name identifies.
+/// Whether this is a download that the hash in its name identifies: its own, or its address's.
 fn is_part(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(PART));
     name.is_some_and(is_sha256)
