@@ -100,7 +100,7 @@ impl BatchData {
         4 * (self.words[3] as usize + 3 * row) as u64
     }
 
-    /// Workgroups in the third dimension.
+    /// Workgroups in the first dimension.
     pub(crate) fn depth(&self, depth: Depth) -> usize {
         match depth {
             Depth::Tokens => self.tokens,

@@ -22,7 +22,7 @@ pub(crate) struct Matrix {
     pub(crate) layout: Layout,
     /// The matrices from the top; only one that stands alone can have more than one part.
     weights: Vec<WeightId>,
-    pub(crate) cols: usize,
+    cols: usize,
     codebook: [u32; 4],
     pub(crate) parts: Vec<Part>,
 }

@@ -240,9 +240,9 @@ impl Lowering<'_> {
     /// quarter of the columns of a chunk.
     pub(super) fn byte_chunk_quads(&self) -> Option<usize> {
         let reader = |op: &Op| match *op {
-            Op::Linear { input, weight, .. }
-            | Op::Logits { input, weight, .. }
-            | Op::ExpertLinear { input, weight, .. } => (input.0 == self.op).then_some(weight),
+            Op::Linear { input, weight, .. } | Op::Logits { input, weight, .. } => {
+                (input.0 == self.op).then_some(weight)
+            }
             _ => None,
         };
         let readers = self.plan.ops[self.op + 1..].iter().filter_map(reader);
@@ -259,18 +259,13 @@ impl Lowering<'_> {
         let matrix = self.matrix(weight);
         let expert_rows = self.plan.weight(weight).rows / experts;
         let used = route.map_or(experts, |route| self.plan.width(route) / 2);
-        // Each expert has rows of its own, or all have the same.
-        let slot_stride = if self.plan.width(input) == matrix.cols { 0 } else { matrix.cols };
-        let rows = match self.bytes_input(&matrix) {
-            Some(bytes) if self.has_bytes(input, &matrix) => bytes,
-            _ => self.plain_input(input, &matrix),
-        };
+        let rows = self.plain_input(input, &matrix);
         let own = [rows.stride, expert_rows, used].map(|x| x as u32);
         let flags = [route.is_some(), bias.is_some()].map(u32::from);
         let tiles = used * expert_rows.div_ceil(EXPERT_ROWS);
         let kernel = Kernel::Experts(matrix.layout, rows.inputs);
         for part in 0..matrix.parts.len() {
-            let params = [&matrix.params(part)[..], &own, &flags, &[slot_stride as u32]].concat();
+            let params = [&matrix.params(part)[..], &own, &flags].concat();
             let buffers = vec![
                 BufferId::Matrix(weight, part),
                 rows.buffer.clone(),
@@ -300,7 +295,7 @@ pub(crate) fn half_row_quads(plan: &Plan) -> usize {
 /// Vectors of four words of the widest input row as bytes.
 pub(crate) fn byte_row_vectors(plan: &Plan) -> usize {
     let vectors = |op: &Op| match *op {
-        Op::Linear { weight, .. } | Op::Logits { weight, .. } | Op::ExpertLinear { weight, .. } => {
+        Op::Linear { weight, .. } | Op::Logits { weight, .. } => {
             let weight = plan.weight(weight);
             let layout = Packing::of(weight.format).layout;
             let chunks = weight.cols.next_multiple_of(GROUP_COLS) / (4 * layout.chunk_quads());
