@@ -311,17 +311,18 @@ fn fetch_first(
 }
 
 /// Checks that a model can be found, and fetches none: a path must be that of a GGUF file, and the
-/// registry or the hub must have a name that is not on this machine.
+/// registry or the hub must have a name that is not on this machine. Known models and packages are
+/// not asked for.
 ///
 /// # Errors
 /// If the name is malformed, there is no such model, or the path is not that of a GGUF file.
 pub fn check(model: &str, reporter: &Reporter) -> Result<()> {
-    let cache = Cache::of_user(reporter)?;
+    let cache = || Cache::of_user(reporter);
     match Place::of(model) {
         Place::Path(path) => is_gguf(&on_disk(path)?.path),
         Place::Hub(reference) => {
             let reference = hub::Reference::parse(reference)?;
-            match hub_on_disk(&cache, &reference, Check::Size) {
+            match hub_on_disk(&cache()?, &reference, Check::Size) {
                 Some(_) => Ok(()),
                 None => hub::Repository::open(&reference, reporter)?.file().map(drop),
             }
@@ -329,7 +330,7 @@ pub fn check(model: &str, reporter: &Reporter) -> Result<()> {
         Place::Package(requirement) => wheel::Requirement::parse(requirement).map(drop),
         Place::Known(_) => Ok(()),
         Place::Ollama => {
-            let name = ollama::Name::parse(model)?;
+            let (name, cache) = (ollama::Name::parse(model)?, cache()?);
             match ollama_on_disk(&cache, model, &name, Check::Size)? {
                 Some(_) => Ok(()),
                 None => ollama_remote(&cache, model, &name).map(drop),

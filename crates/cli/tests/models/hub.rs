@@ -134,11 +134,12 @@ fn a_split_model_comes_whole_and_resumes() {
 #[test]
 fn a_file_without_a_hash_resumes_if_its_version_is_known() {
     let file = ("tiny-Q4_0.gguf", model());
-    for (first, second, from) in [
-        (Some("\"one\""), Some("\"one\""), vec![100_000]),
-        (Some("\"one\""), Some("\"two\""), vec![100_000]),
-        (Some("W/\"one\""), Some("W/\"one\""), vec![]),
-        (None, None, vec![]),
+    for (first, second, fault, from) in [
+        (Some("\"one\""), Some("\"one\""), None, vec![100_000]),
+        (Some("\"one\""), Some("\"two\""), None, vec![100_000]),
+        (Some("\"one\""), Some("\"two\""), Some(Fault::NoIfRange), vec![100_000]),
+        (Some("W/\"one\""), Some("W/\"one\""), None, vec![]),
+        (None, None, None, vec![]),
     ] {
         let hub = Hub::naming_hashes(false, "me/Tiny", std::slice::from_ref(&file));
         let place = Place::new();
@@ -156,6 +157,7 @@ fn a_file_without_a_hash_resumes_if_its_version_is_known() {
         child.wait().unwrap();
         hub.files.seen();
         second.iter().for_each(|etag| hub.files.tag(etag));
+        hub.files.fail(fault.as_slice());
         let output = hub.pull(&place, "hf:me/Tiny");
         assert!(fs::read(pulled(&output)).unwrap() == model());
         let seen = hub.files.seen();

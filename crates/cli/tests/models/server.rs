@@ -28,6 +28,8 @@ pub(crate) enum Fault {
     Status(&'static str, &'static str),
     /// The range is ignored and the whole file sent.
     NoRange,
+    /// The version is ignored and the range sent of another one.
+    NoIfRange,
 }
 
 /// A request.
@@ -147,7 +149,8 @@ fn serve(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         }
         (Some(Answer::File(file)), fault) => {
             let (all, ignores) = (file.len(), matches!(fault, Some(Fault::NoRange)));
-            let is_other = if_range.is_some() && if_range != etag;
+            let is_blind = matches!(fault, Some(Fault::NoIfRange));
+            let is_other = if_range.is_some() && if_range != etag && !is_blind;
             let from = from.filter(|_| !ignores && !is_other);
             let body = &file[from.unwrap_or(0).min(all)..];
             let etag = etag.map_or(String::new(), |etag| format!("ETag: {etag}\r\n"));

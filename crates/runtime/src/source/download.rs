@@ -35,6 +35,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// A server that asks for a longer pause is not waited for.
 const ASKED_PAUSE_MAX: Duration = Duration::from_secs(300);
 
+/// Why a download starts again, after "as the server".
+const UNNAMED: &str = " named no version of it";
+const CHANGED: &str = "'s has changed";
+
 /// A file on a server.
 pub(crate) struct Remote<'a> {
     /// What is fetched, for messages.
@@ -139,6 +143,13 @@ impl<'a> Client<'a> {
         phase: &Phase<'_>,
     ) -> Result<(), Failure> {
         let Remote { what, url, bytes, .. } = remote;
+        let restart = |file: &mut Intake, reason: &str| {
+            self.reporter.note(&format!("{what}: starting again, as the server{reason}"));
+            file.restart()
+        };
+        if file.bytes() > 0 && version.as_ref().is_some_and(|version| version.name().is_none()) {
+            restart(file, UNNAMED)?;
+        }
         let start = file.bytes();
         phase.set(start);
         let range = format!("bytes={start}-");
@@ -157,12 +168,16 @@ impl<'a> Client<'a> {
                 let expected = format!("the bytes from {start}");
                 return Err(Error::mismatch(what, expected, format!("`{found}`")).into());
             }
+            if version.as_ref().is_some_and(|version| !version.is_of(response.headers())) {
+                restart(file, CHANGED)?;
+                return Err(Failure::Temporary("another version was sent".to_owned(), None));
+            }
         } else if start > 0 {
             // The server sends the whole file, or what is here is no beginning of it.
-            if wanted.is_some() {
-                self.reporter.note(&format!("{what}: starting again, as the server's has changed"));
+            match wanted {
+                Some(_) => restart(file, CHANGED)?,
+                None => file.restart()?,
             }
-            file.restart()?;
         }
         if let Some(version) = version.filter(|_| response.status() == 200) {
             version.begin(response.headers())?;

@@ -129,13 +129,7 @@ impl Staging<'_> {
         let id = remote.sha256.map_or_else(of_address, str::to_owned);
         let path = self.root.join(format!("{id}{PART}"));
         let version = remote.sha256.is_none().then(|| Version::of(&path));
-        let mut file = Intake::resume(path, remote.bytes, self.reporter)?;
-        let is_unknown = version.as_ref().is_some_and(|version| version.name().is_none());
-        if is_unknown && file.bytes() > 0 {
-            let reason = "starting again, as the server named no version of it";
-            self.reporter.note(&format!("{}: {reason}", remote.what));
-            file.restart()?;
-        }
+        let file = Intake::resume(path, remote.bytes, self.reporter)?;
         client.download(remote, file, version)?.finish(name)
     }
 }
@@ -152,7 +146,7 @@ fn tidy(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let path = entry.path();
         let of_version = path.extension().is_some_and(|extension| extension == EXTENSION);
-        let part = if of_version { path.with_extension("part") } else { path.clone() };
+        let part = if of_version { path.with_extension(&PART[1..]) } else { path.clone() };
         let is_begun = part.metadata().is_ok_and(|metadata| metadata.len() > 0);
         if !is_part(&part) || !is_begun {
             drop(if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) });

@@ -32,13 +32,23 @@ impl Version {
         self.name.as_deref()
     }
 
-    /// Remembers the version of a download that begins: a strong ETag, or else the time of the last
-    /// change. A weak ETag says only that two versions mean the same.
+    /// Whether a response is of this version, as far as it says: some servers ignore `If-Range`.
+    pub(crate) fn is_of(&self, headers: &HeaderMap) -> bool {
+        named(headers).is_none_or(|name| Some(name) == self.name())
+    }
+
+    /// Remembers the version of a download that begins.
     pub(crate) fn begin(&mut self, headers: &HeaderMap) -> Result<()> {
-        let text = |name: &str| headers.get(name)?.to_str().ok();
-        let strong = text("etag").filter(|tag| tag.starts_with('"'));
-        self.name = strong.or_else(|| text("last-modified")).map(str::to_owned);
+        self.name = named(headers).map(str::to_owned);
         let name = self.name.as_deref().unwrap_or_default();
         fs::write(&self.path, name).map_err(Error::io(self.path.display().to_string()))
     }
+}
+
+/// The version that a response names: a strong ETag, or else the time of the last change. A weak
+/// ETag says only that two versions mean the same.
+fn named(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    let strong = text("etag").filter(|tag| tag.starts_with('"'));
+    strong.or_else(|| text("last-modified"))
 }
