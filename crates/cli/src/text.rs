@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use crate::terminal::say;
 
 /// The largest text, in bytes: no tokenizer takes a longer one.
-pub(crate) const MAX_BYTES: u64 = 512 << 20;
+const MAX_BYTES: u64 = 512 << 20;
 
 /// Standard input that ends in this time is not spoken of.
 const WAIT: Duration = Duration::from_secs(1);
@@ -42,13 +42,16 @@ fn read_within(most: u64, path: &Path, what: &str) -> Result<String> {
 /// Says on a terminal what is waited for, unless the result is dropped in time: a pipe may be open
 /// and hold nothing.
 fn say_if_waiting() -> Option<Sender<()>> {
+    if !stderr().is_terminal() {
+        return None;
+    }
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         if receiver.recv_timeout(WAIT) == Err(RecvTimeoutError::Timeout) {
             say("reading standard input until its end");
         }
     });
-    stderr().is_terminal().then_some(sender)
+    Some(sender)
 }
 
 /// As [`read`], without the newline at the end, which editors and `echo` add.

@@ -409,7 +409,7 @@ fn texts_of_a_gibibyte_end_with_one_line() {
     fs::File::create(place.path("text")).unwrap().set_len(1 << 30).unwrap();
     let (llama, bert) = (model("llama"), model("bert"));
     let whole = "text: expected at most 536870912 bytes, found 1073741824";
-    let prompt = "text: expected at most 1048576 bytes, found 1073741824";
+    let prompt = "text: expected at most 67108864 bytes, found 1073741824";
     let line = "text:1: expected at most 67108864 bytes, found more";
     for (args, wanted) in [
         (&["run", &llama, "-n", "1"][..], prompt),

@@ -233,7 +233,7 @@ fn a_prompt_that_is_too_long_is_never_cut() {
 fn a_prompt_without_an_end_is_refused() {
     let place = Place::new();
     let model = model("llama");
-    let expected = "expected at most 1048576 bytes, found more";
+    let expected = "expected at most 67108864 bytes, found more";
     let error = failure(&place.run(&["run", &model, "-f", "/dev/zero"]));
     assert_eq!(error, format!("/dev/zero: {expected}"));
     let zeros = fs::File::open("/dev/zero").unwrap();
