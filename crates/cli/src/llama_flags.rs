@@ -28,7 +28,8 @@ enum Value {
     Switch,
 }
 
-const SWITCH: [&str; 3] = ["on", "off", "auto"];
+const SWITCH: [&str; 10] =
+    ["on", "off", "auto", "1", "0", "-1", "true", "false", "enabled", "disabled"];
 const ONE_COUNT: &str = "--threads is the number for prompts, too";
 const ONE_ATTENTION: &str = "attention has one implementation on each device";
 
@@ -80,7 +81,7 @@ pub(crate) fn translate(words: impl Iterator<Item = OsString>) -> Result<Vec<OsS
             continue;
         };
         match meaning {
-            Meaning::Is(name) => out.extend([Some(name.into()), value].into_iter().flatten()),
+            Meaning::Is(name) => out.push(name.into()),
             Meaning::Nothing => out.extend(value),
             Meaning::Model(prefix) => {
                 let name = value.or_else(|| words.next());
@@ -95,7 +96,7 @@ pub(crate) fn translate(words: impl Iterator<Item = OsString>) -> Result<Vec<OsS
                     Some(first) if *first == value => (),
                     Some(_) => {
                         return Err(format!(
-                            "{flag}: keys and values have one type here, which --kv-type sets"
+                            "{flag}: the KV cache has one type here, which --kv-type sets"
                         ));
                     }
                 }
@@ -149,6 +150,7 @@ mod tests {
             ("run x -ctk q8_0 -ctv q8_0", "run x --kv-type q8_0"),
             ("run x --cache-type-v=f16", "run x --kv-type f16"),
             ("run x -fa on Hello", "run x Hello"),
+            ("run x -fa 1 Hello", "run x Hello"),
             ("run x -fa Hello", "run x Hello"),
             ("run x --flash-attn=off -tb 4 --no-mmap --mlock Hello", "run x Hello"),
             ("run x -- -fa", "run x -- -fa"),
@@ -162,6 +164,6 @@ mod tests {
     fn keys_and_values_have_one_type() {
         let words = ["run", "x", "-ctk", "f16", "-ctv", "q8_0"];
         let error = translate(words.into_iter().map(OsString::from)).unwrap_err();
-        assert_eq!(error, "-ctv: keys and values have one type here, which --kv-type sets");
+        assert_eq!(error, "-ctv: the KV cache has one type here, which --kv-type sets");
     }
 }

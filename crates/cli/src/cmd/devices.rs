@@ -9,7 +9,7 @@ use bodkin::{Device, Options, Reporter};
 pub(crate) fn run() -> Result<()> {
     for Device { option, name } in bodkin::devices() {
         let options = Options { device: option.clone(), ..Options::default() };
-        // The names say what there is to note.
+        // Of a device alone there is nothing to note but what its name says.
         let bandwidth = bodkin::backend(&options, &Reporter::default())
             .and_then(|backend| backend.bandwidth().map_err(Into::into));
         let bandwidth = match bandwidth {

@@ -290,7 +290,7 @@ fn names_of_flags_in_llama_cpp_work() {
     }
     let two = place.run(&["run", &model, "Hello", "-ctk", "f16", "-ctv", "q8_0"]);
     assert_eq!(two.status.code(), Some(2));
-    assert!(stderr(&two).starts_with("error: -ctv: keys and values have one type here"));
+    assert!(stderr(&two).starts_with("error: -ctv: the KV cache has one type here"));
     // No layers on a GPU need none.
     for device in ["cpu", "auto"] {
         place.text(&["run", &model, "Hello", "-n", "1", "-ngl", "0", "--device", device]);

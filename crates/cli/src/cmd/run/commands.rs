@@ -63,7 +63,7 @@ const COMMANDS: [Command; 10] = [
         argument: "",
         about: "the model, the use of its context, and the settings",
         run: |session, _| {
-            say(&errors::printable(&session.describe()?));
+            say(&errors::printable_text(&session.describe()?));
             Ok(Next::Prompt)
         },
     },
