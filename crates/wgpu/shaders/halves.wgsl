@@ -3,7 +3,7 @@
 
 @group(0) @binding(1) var<storage, read_write> halves: array<vec4<f16>>;
 
-// Columns of an input row, and the list of rows.
+// From one input row to the next, and the list of rows.
 const INPUT_STRIDE: u32 = 12u;
 const LIST: u32 = 13u;
 

@@ -7,7 +7,7 @@ const CHUNK: u32 = 4u * QUADS;
 const CHUNKS: u32 = 6u;
 
 // The columns that a step of the norm makes, chunks in different banks.
-var<workgroup> kept: array<f32, 2048 + 2048 / CHUNK>;
+var<workgroup> kept: array<f32, STEP + STEP / CHUNK>;
 
 fn keep_column(c: u32, y: f32) {
     kept[c + c / CHUNK] = y;
@@ -16,7 +16,7 @@ fn keep_column(c: u32, y: f32) {
 // A thread stores a chunk of those that begin with column `base`.
 fn store_chunk(row: u32, base: u32, thread: u32) {
     let i = base / CHUNK + thread;
-    if thread >= 2048u / CHUNK || i >= param(CHUNKS) {
+    if thread >= STEP / CHUNK || i >= param(CHUNKS) {
         return;
     }
     let first = thread * (CHUNK + 1u);

@@ -1,7 +1,6 @@
 //! The text of each kernel, put together from the files of `shaders/`.
 
-use crate::layout::word_vectors;
-use crate::layout::{LARGEST_SCALE, Layout};
+use crate::layout::{LARGEST_SCALE, Layout, word_vectors};
 use crate::lower::{EXPERT_ROWS, gemv_shape};
 use crate::program::{Activations, Epilogue, Inputs, Kernel, KvDtype, Matmul};
 
@@ -182,7 +181,7 @@ fn bytes(inputs: Inputs, quads: usize) -> String {
     text(&[PARAMS, rows(inputs), COLUMNS, INTS, STORE_COLUMNS, own], &constants)
 }
 
-/// A norm; with the columns of a chunk divided by four, its result is also stored as bytes.
+/// A norm; its result is also stored as bytes, if the vectors of four columns in a chunk are given.
 fn norm(quads: Option<usize>) -> String {
     let own = include_str!("../shaders/norm.wgsl");
     let Some(quads) = quads else { return text(&[ROW_SUM, own], &[("AS_BYTES", 0)]) };

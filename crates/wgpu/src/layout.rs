@@ -10,7 +10,7 @@ pub(crate) const GROUP_COLS: usize = 32;
 /// The largest scale of a row is stored as this, or up to twice as much.
 pub(crate) const LARGEST_SCALE: usize = 1 << 10;
 
-/// Vectors of four words with the bytes of a chunk of that number of quarters of columns.
+/// Vectors of four words with the bytes of a chunk of `chunk_quads` vectors of four columns.
 pub(crate) fn word_vectors(chunk_quads: usize) -> usize {
     chunk_quads / 4
 }

@@ -41,7 +41,7 @@ pub(crate) struct Lowering<'a> {
     arithmetic: Arithmetic,
     window_indices: Vec<usize>,
     program: Program,
-    /// The value whose rows the buffer of bytes has, and a quarter of the columns of its chunks.
+    /// The value whose rows the buffer of bytes has, and the vectors of four columns in its chunks.
     bytes: Option<(Value, usize)>,
     /// The first operation of the stage, and the last one, whose result is the stage's.
     first: usize,

@@ -42,11 +42,11 @@ pub(crate) enum Kernel {
     Gemm(Matmul, usize),
     /// Input rows in half precision, from how they lie.
     Halves(Inputs),
-    /// Input rows as bytes, from how they lie, with a quarter of the columns of a chunk.
+    /// Input rows as bytes, from how they lie, with the vectors of four columns in a chunk.
     Bytes(Inputs, usize),
     Experts(Layout, Inputs),
     Norm,
-    /// A norm whose result is also stored as bytes, with a quarter of the columns of a chunk.
+    /// A norm whose result is also stored as bytes, with the vectors of four columns in a chunk.
     NormBytes(usize),
     Rope,
     Elementwise,

@@ -126,7 +126,14 @@ impl Lowering<'_> {
         if are_bytes && !is_stored && part == 0 {
             let kernel = Kernel::Bytes(plain.inputs, matrix.layout.chunk_quads());
             let chunks = matrix.chunks();
-            self.push_input(kernel, matrix, (&plain, list), chunks.div_ceil(THREADS), 2);
+            self.push_input(
+                kernel,
+                matrix,
+                (&plain, BufferId::Bytes, list),
+                chunks.div_ceil(THREADS),
+                2,
+            );
+            // For one row nothing was written: what was there before is lost, and nothing new known.
             self.bytes = None;
         }
         let [few, many] = GEMV_TOKENS;
@@ -155,7 +162,7 @@ impl Lowering<'_> {
         if self.arithmetic.is_cooperative && matrix.layout.fits_halves() {
             if part == 0 {
                 let kernel = Kernel::Halves(input.inputs);
-                self.push_input(kernel, matrix, (&input, list), 1, 1);
+                self.push_input(kernel, matrix, (&input, BufferId::Halves, list), 1, 1);
             }
             input = Input { buffer: BufferId::Halves, inputs: Inputs::Halves, ..input };
         }
@@ -174,12 +181,10 @@ impl Lowering<'_> {
         &mut self,
         kernel: Kernel,
         matrix: &Matrix,
-        (input, list): (&Input, List),
+        (input, to, list): (&Input, BufferId, List),
         groups: usize,
         least: usize,
     ) {
-        let to =
-            if matches!(kernel, Kernel::Halves(_)) { BufferId::Halves } else { BufferId::Bytes };
         let params = [&matrix.params(0)[..], &[input.stride as u32, list as u32]].concat();
         let grid = Grid { groups, depth: Depth::List(list, 1) };
         let (buffers, lens) = (vec![to, input.buffer.clone()], least..=usize::MAX);
@@ -236,8 +241,8 @@ impl Lowering<'_> {
         self.bytes == Some((value, matrix.layout.chunk_quads()))
     }
 
-    /// What the first matmul that takes bytes of the result of this operation divides them into: a
-    /// quarter of the columns of a chunk.
+    /// The vectors of four columns in a chunk of the first matmul that takes the result of this
+    /// operation as bytes.
     pub(super) fn byte_chunk_quads(&self) -> Option<usize> {
         let reader = |op: &Op| match *op {
             Op::Linear { input, weight, .. } | Op::Logits { input, weight, .. } => {
