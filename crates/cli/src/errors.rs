@@ -21,7 +21,7 @@ pub(crate) fn line(error: &anyhow::Error) -> String {
         _ => cut(part, QUOTED_MAX),
     };
     let parts: Vec<String> = text.split('`').enumerate().map(quoted).collect();
-    printable(&cut(&parts.join("`"), LINE_MAX))
+    printable_name(&cut(&parts.join("`"), LINE_MAX))
 }
 
 /// The start of a text that is longer than `max` bytes.
@@ -39,7 +39,7 @@ pub(crate) fn is_of_output(error: &anyhow::Error) -> bool {
 
 /// Names from a file as they may be printed: without the characters that command a terminal, or
 /// that show text in another order than it has.
-pub(crate) fn printable(text: &str) -> String {
+pub(crate) fn printable_name(text: &str) -> String {
     printable_text(text).replace(changes_direction, "\u{fffd}")
 }
 

@@ -12,7 +12,7 @@ use bodkin_gguf::Format;
 use serde_json::json;
 
 use crate::arguments::{find_path, threads};
-use crate::errors::printable;
+use crate::errors::printable_name;
 use crate::progress::{is_verbose, reporter};
 use crate::{output, text};
 use bodkin::memory::human_bytes;
@@ -100,7 +100,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     fallbacks(&choices);
     if let Some(importance) = &importance {
         importance.missing().for_each(|name| {
-            let name = printable(name);
+            let name = printable_name(name);
             eprintln!("{name}: expected an entry in the importance matrix, found none")
         });
     }
@@ -171,7 +171,7 @@ pub(super) fn fallbacks(choices: &[Choice]) {
     }
     for (first, wanted, count) in alike {
         let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
-        let (name, cols) = (printable(&first.tensor.name), first.tensor.cols());
+        let (name, cols) = (printable_name(&first.tensor.name), first.tensor.cols());
         let (block, format) = (wanted.block_elements(), first.format.name());
         let wanted = wanted.name();
         eprintln!(
@@ -202,7 +202,7 @@ pub(super) fn report(source_bytes: u64, choices: &[Choice], as_json: bool) -> Re
     if is_verbose() {
         for choice in choices {
             let (name, from, to) =
-                (printable(&choice.tensor.name), choice.tensor.format, choice.format);
+                (printable_name(&choice.tensor.name), choice.tensor.format, choice.format);
             let size = human_bytes(choice.bytes());
             writeln!(out, "{name:<40} {:<11} {:<11} {size}", from.name(), to.name())?;
         }

@@ -112,7 +112,7 @@ fn count(parameters: u64) -> String {
 /// A text of a file, on one line and without what a terminal would obey.
 fn one_line(text: &str) -> String {
     let words: Vec<&str> = text.split_whitespace().collect();
-    let line = errors::printable(&words.join(" "));
+    let line = errors::printable_name(&words.join(" "));
     match line.char_indices().nth(TEXT_CHARS_MAX) {
         Some((end, _)) => format!("{}...", &line[..end]),
         None => line,
