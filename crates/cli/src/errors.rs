@@ -51,7 +51,10 @@ pub(crate) fn printable_text(text: &str) -> String {
 
 /// Whether a character changes the direction in which others are shown.
 fn changes_direction(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    matches!(
+        c,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    )
 }
 
 /// The chain of causes, without those that the text before already ends with.

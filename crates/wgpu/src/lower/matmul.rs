@@ -133,7 +133,7 @@ impl Lowering<'_> {
                 chunks.div_ceil(THREADS),
                 2,
             );
-            // For one row nothing was written: what was there before is lost, and nothing new known.
+            // What was there is lost with several rows, and nothing new is there with one.
             self.bytes = None;
         }
         let [few, many] = GEMV_TOKENS;
