@@ -101,7 +101,7 @@ fn main(
         //@ end
         //@ for b AS_BYTES
         //@ for j 8
-        keep_column({j}u * THREADS + thread, select(0.0, y{j}, c{j} < cols));
+        stage_column({j}u * THREADS + thread, select(0.0, y{j}, c{j} < cols));
         //@ end
         workgroupBarrier();
         store_chunk(id.x, base, thread);

@@ -7,10 +7,10 @@ const CHUNK: u32 = 4u * QUADS;
 const CHUNKS: u32 = 6u;
 
 // The columns that a step of the norm makes, chunks in different banks.
-var<workgroup> kept: array<f32, STEP + STEP / CHUNK>;
+var<workgroup> staged: array<f32, STEP + STEP / CHUNK>;
 
-fn keep_column(c: u32, y: f32) {
-    kept[c + c / CHUNK] = y;
+fn stage_column(c: u32, y: f32) {
+    staged[c + c / CHUNK] = y;
 }
 
 // A thread stores a chunk of those that begin with column `base`.
@@ -22,8 +22,8 @@ fn store_chunk(row: u32, base: u32, thread: u32) {
     let first = thread * (CHUNK + 1u);
     let x = quantized(array<vec4<f32>, QUADS>(
         //@ for j QUADS
-        vec4(kept[first + 4u * {j}u], kept[first + 4u * {j}u + 1u],
-            kept[first + 4u * {j}u + 2u], kept[first + 4u * {j}u + 3u]),
+        vec4(staged[first + 4u * {j}u], staged[first + 4u * {j}u + 1u],
+            staged[first + 4u * {j}u + 2u], staged[first + 4u * {j}u + 3u]),
         //@ end
     ));
     store_columns((row * param(CHUNKS) + i) * COLUMNS_VECTORS, x);

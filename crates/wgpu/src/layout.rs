@@ -10,6 +10,11 @@ pub(crate) const GROUP_COLS: usize = 32;
 /// The largest scale of a row is stored as this, or up to twice as much.
 pub(crate) const LARGEST_SCALE: usize = 1 << 10;
 
+/// Chunks of `chunk_quads` vectors of four columns in a padded row of `cols`.
+pub(crate) fn chunks(cols: usize, chunk_quads: usize) -> usize {
+    cols.next_multiple_of(GROUP_COLS) / (4 * chunk_quads)
+}
+
 /// Vectors of four words with the bytes of a chunk of `chunk_quads` vectors of four columns.
 pub(crate) fn word_vectors(chunk_quads: usize) -> usize {
     chunk_quads / 4

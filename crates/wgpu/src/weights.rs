@@ -7,7 +7,7 @@ use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Weight, WeightId};
 
 use crate::gpu::Gpu;
-use crate::layout::{GROUP_COLS, Layout, Packing, Sections};
+use crate::layout::{GROUP_COLS, Layout, Packing, Sections, chunks};
 
 /// Consecutive rows of a matrix, in a buffer of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ impl Matrix {
 
     /// Chunks of a row.
     pub(crate) fn chunks(&self) -> usize {
-        self.groups() * GROUP_COLS / (4 * self.layout.chunk_quads())
+        chunks(self.cols, self.layout.chunk_quads())
     }
 
     /// Words of a part.

@@ -8,7 +8,7 @@ use bodkin_model::{Op, Plan, Value, WeightId};
 use super::rows::activation;
 use super::stages::{Kind, Stage};
 use super::{Lowering, THREADS, vector};
-use crate::layout::{GROUP_COLS, Layout, Packing, word_vectors};
+use crate::layout::{GROUP_COLS, Layout, Packing, chunks, word_vectors};
 use crate::program::{Activations, BufferId, Depth, Epilogue, Grid, Inputs, Kernel, List, Matmul};
 use crate::weights::Matrix;
 
@@ -303,7 +303,7 @@ pub(crate) fn byte_row_vectors(plan: &Plan) -> usize {
         Op::Linear { weight, .. } | Op::Logits { weight, .. } => {
             let weight = plan.weight(weight);
             let layout = Packing::of(weight.format).layout;
-            let chunks = weight.cols.next_multiple_of(GROUP_COLS) / (4 * layout.chunk_quads());
+            let chunks = chunks(weight.cols, layout.chunk_quads());
             if layout.has_scales() { chunks * columns_vectors(layout) } else { 0 }
         }
         _ => 0,

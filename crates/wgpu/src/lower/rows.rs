@@ -6,7 +6,7 @@ use bodkin_model::{
 };
 
 use super::{Lowering, THREADS, at_most, vector};
-use crate::layout::GROUP_COLS;
+use crate::layout::chunks;
 use crate::program::{BufferId, Depth, Elementwise, Kernel};
 
 /// The activation functions' numbers in `functions.wgsl`, and their parameters.
@@ -50,7 +50,7 @@ impl Lowering<'_> {
                 let quads = if groups == 1 { self.byte_chunk_quads() } else { None };
                 if let Some(quads) = quads {
                     kernel = Kernel::NormBytes(quads);
-                    params.push((width.next_multiple_of(GROUP_COLS) / (4 * quads)) as u32);
+                    params.push(chunks(width, quads) as u32);
                     buffers.push(BufferId::Bytes);
                     self.bytes = Some((Value(self.op), quads));
                 }
