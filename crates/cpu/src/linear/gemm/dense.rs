@@ -38,17 +38,17 @@ impl<M: MicroKernels> DenseGemm<'_, M> {
         // threads away, and an `Isa` proves its instructions.
         gemm.tiles(group, shapes, |tile, panels, tokens| unsafe {
             match (panels, tokens) {
-                (1, 16) if const { has_tile::<M>(1, 16) } => M::float::<K, 1, 16>(tile),
-                (3, 8) if const { has_tile::<M>(3, 8) } => M::float::<K, 3, 8>(tile),
-                (1, 8) if const { has_tile::<M>(1, 8) } => M::float::<K, 1, 8>(tile),
-                (4, 4) if const { has_tile::<M>(4, 4) } => M::float::<K, 4, 4>(tile),
-                (2, 4) if const { has_tile::<M>(2, 4) } => M::float::<K, 2, 4>(tile),
-                (1, 4) => M::float::<K, 1, 4>(tile),
-                (4, 2) if const { has_tile::<M>(4, 2) } => M::float::<K, 4, 2>(tile),
-                (2, 2) if const { has_tile::<M>(2, 2) } => M::float::<K, 2, 2>(tile),
-                (1, 2) => M::float::<K, 1, 2>(tile),
-                (4, 1) if const { has_tile::<M>(4, 1) } => M::float::<K, 4, 1>(tile),
-                (1, 1) => M::float::<K, 1, 1>(tile),
+                (1, 16) if const { has_tile::<M>(1, 16) } => M::Floats::float::<K, 1, 16>(tile),
+                (3, 8) if const { has_tile::<M>(3, 8) } => M::Floats::float::<K, 3, 8>(tile),
+                (1, 8) if const { has_tile::<M>(1, 8) } => M::Floats::float::<K, 1, 8>(tile),
+                (4, 4) if const { has_tile::<M>(4, 4) } => M::Floats::float::<K, 4, 4>(tile),
+                (2, 4) if const { has_tile::<M>(2, 4) } => M::Floats::float::<K, 2, 4>(tile),
+                (1, 4) => M::Floats::float::<K, 1, 4>(tile),
+                (4, 2) if const { has_tile::<M>(4, 2) } => M::Floats::float::<K, 4, 2>(tile),
+                (2, 2) if const { has_tile::<M>(2, 2) } => M::Floats::float::<K, 2, 2>(tile),
+                (1, 2) => M::Floats::float::<K, 1, 2>(tile),
+                (4, 1) if const { has_tile::<M>(4, 1) } => M::Floats::float::<K, 4, 1>(tile),
+                (1, 1) => M::Floats::float::<K, 1, 1>(tile),
                 _ => unreachable!("a float tile of {panels} panels and {tokens} tokens"),
             }
         });
@@ -87,7 +87,7 @@ impl<M: MicroKernels> VisitLayout for DenseGemm<'_, M> {
             let start = panel.wrapping_add(cols.start * PANEL_ROWS * K::BYTES);
             // SAFETY: the panel has the columns, the scratch is long enough, and an `Isa` proves
             // its instructions.
-            unsafe { M::to_f32::<K>(start, cols.len(), scratch) }
+            unsafe { M::Floats::to_f32::<K>(start, cols.len(), scratch) }
         };
         let bytes = size_of::<f32>() * PANEL_ROWS * STAGED_COLS;
         gemm.for_staged_groups(

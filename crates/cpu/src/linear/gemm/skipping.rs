@@ -34,7 +34,7 @@ impl<M: MicroKernels> SparseGemv<'_, M> {
         let next = std::array::from_fn(|i| self.1.panel(last.min(panel + P + i)));
         // SAFETY: tiles lie inside the operands that `matmul` checked, its caller keeps other
         // threads away, and an `Isa` that expands proves its instructions.
-        unsafe { M::sparse_float::<K, P>(&self.tile(panel, P), panels, next) }
+        unsafe { M::Floats::sparse_float::<K, P>(&self.tile(panel, P), panels, next) }
     }
 }
 
@@ -60,7 +60,7 @@ impl<M: MicroKernels> VisitSparse for SparseGemv<'_, M> {
     fn csr(self) {
         for panel in self.0.panels.clone() {
             // SAFETY: as for floats.
-            unsafe { M::csr(&self.tile(panel, 1)) }
+            unsafe { M::Floats::csr(&self.tile(panel, 1)) }
         }
     }
 }
@@ -104,8 +104,8 @@ impl<M: MicroKernels> VisitColumns for ColumnGemv<'_, M> {
                 // other threads away, and an `Isa` proves its instructions.
                 unsafe {
                     match count {
-                        EIGHT => M::columns_float::<K, EIGHT>(&tile, &group, self.2),
-                        _ => M::columns_float::<K, 1>(&tile, &group, self.2),
+                        EIGHT => M::Floats::columns_float::<K, EIGHT>(&tile, &group, self.2),
+                        _ => M::Floats::columns_float::<K, 1>(&tile, &group, self.2),
                     }
                 }
                 (first, group.panels.start) = (first + count, group.panels.start + count);

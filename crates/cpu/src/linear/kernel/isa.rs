@@ -23,6 +23,10 @@ use crate::linear::sparse::layout::{SparseFloat, SparseInteger, SparseLayout};
 /// `columns`), on a processor that has the instructions. The sparse and column-major integer
 /// kernels and both expansions also need the byte-expanding instructions, see `Isa::for_expansion`.
 pub(crate) trait MicroKernels {
+    /// The set whose kernels multiply floats. Sets that differ in dot products of bytes alone have
+    /// one, compiled once.
+    type Floats: MicroKernels;
+
     /// Tokens of the widest integer tile whose accumulators stay in registers.
     const TOKENS: usize;
     /// Shapes of float tiles, `(tokens, panels)`, the widest last: enough accumulators to hide the
@@ -81,9 +85,11 @@ pub(crate) trait MicroKernels {
 /// panel, those of integer tiles of several tokens if they differ, and its target features, without
 /// and with byte expansion.
 macro_rules! micro_kernels {
-    ($isa:ty, $tokens:literal, $float_panels:expr, $staged_panels:expr, [$($lanes:ty),+]
+    ($isa:ty, floats: $floats:ty, $tokens:literal, $float_panels:expr, $staged_panels:expr, [$($lanes:ty),+]
         $(, several: [$($several:ty),+])? $(, #[$features:meta], #[$expanding:meta])?) => {
         impl MicroKernels for $isa {
+            type Floats = $floats;
+
             const TOKENS: usize = $tokens;
             const FLOAT_PANELS: &[(usize, usize)] = &$float_panels;
             const STAGED_PANELS: &[(usize, usize)] = &$staged_panels;
@@ -174,10 +180,11 @@ macro_rules! micro_kernels {
     };
 }
 
-micro_kernels!(Portable, 4, [(1, 1), (2, 1), (4, 1)], [], [Portable]);
+micro_kernels!(Portable, floats: Portable, 4, [(1, 1), (2, 1), (4, 1)], [], [Portable]);
 #[cfg(target_arch = "x86_64")]
 micro_kernels!(
     Avx512,
+    floats: Avx512,
     16,
     [(1, 4), (2, 4), (4, 4), (8, 1), (16, 1)],
     [(1, 4), (2, 4), (4, 4), (8, 3)],
@@ -191,6 +198,7 @@ micro_kernels!(
 #[cfg(target_arch = "x86_64")]
 micro_kernels!(
     Avx2<0, false>,
+    floats: Avx2<0, false>,
     4,
     [(1, 4), (2, 4), (4, 2)],
     [],
@@ -201,6 +209,7 @@ micro_kernels!(
 #[cfg(target_arch = "x86_64")]
 micro_kernels!(
     Avx2<0, true>,
+    floats: Avx2<0, false>,
     4,
     [(1, 4), (2, 4), (4, 2)],
     [],
@@ -214,6 +223,7 @@ type Quarter<const Q: usize, const SDOT: bool> = Neon<Q, 1, SDOT>;
 #[cfg(target_arch = "aarch64")]
 micro_kernels!(
     Neon<0, 4, false>,
+    floats: Neon<0, 4, false>,
     4,
     [(1, 4), (2, 2), (4, 1)],
     [],
@@ -223,6 +233,7 @@ micro_kernels!(
 #[cfg(target_arch = "aarch64")]
 micro_kernels!(
     Neon<0, 4, true>,
+    floats: Neon<0, 4, false>,
     8,
     [(1, 4), (2, 2), (4, 1)],
     [],
