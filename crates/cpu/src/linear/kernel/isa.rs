@@ -81,11 +81,12 @@ pub(crate) trait MicroKernels {
     );
 }
 
-/// Implements the kernels of an instruction set from its tile shapes, the lanes that make up a
-/// panel, those of integer tiles of several tokens if they differ, and its target features, without
-/// and with byte expansion.
+/// Implements the kernels of an instruction set from the set of its float kernels, its tile shapes,
+/// the lanes that make up a panel, those of integer tiles of several tokens if they differ, and its
+/// target features, without and with byte expansion.
 macro_rules! micro_kernels {
-    ($isa:ty, floats: $floats:ty, $tokens:literal, $float_panels:expr, $staged_panels:expr, [$($lanes:ty),+]
+    ($isa:ty, floats: $floats:ty, $tokens:literal, $float_panels:expr, $staged_panels:expr,
+        [$($lanes:ty),+]
         $(, several: [$($several:ty),+])? $(, #[$features:meta], #[$expanding:meta])?) => {
         impl MicroKernels for $isa {
             type Floats = $floats;
