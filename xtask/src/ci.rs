@@ -15,6 +15,13 @@ const STEPS: &[(&str, &str)] = &[
     ("kernels", "xtask kernels --check"),
     ("cuda", "xtask emulate"),
     ("arm", "xtask arm"),
+    ("windows", "check --quiet --target x86_64-pc-windows-gnu"),
+    // What needs no C compiler for it: the others depend on rustls' cryptography.
+    (
+        "macos",
+        "check --quiet --target aarch64-apple-darwin -p bodkin-cpu -p bodkin-cuda -p bodkin-wgpu \
+         -p bodkin-engine -p bodkin-eval -p bodkin-compress",
+    ),
     ("tests", "test --workspace --all-features --quiet"),
     ("docs", "doc --workspace --all-features --no-deps --document-private-items --quiet"),
 ];
