@@ -116,7 +116,7 @@ fn more_dimensions_are_no_way_around_a_shape() {
 
 #[test]
 fn absurd_sizes_are_named() {
-    let cases: [(&str, u32, &str); 12] = [
+    let cases: [(&str, u32, &str); 13] = [
         ("attention.head_count", 0, "found 0"),
         ("attention.head_count_kv", 0, "found 0"),
         ("attention.head_count_kv", 3, "3"),
@@ -124,6 +124,7 @@ fn absurd_sizes_are_named() {
         ("block_count", 1 << 31, "2147483648"),
         ("block_count", 5000, "5000"),
         ("block_count", 4, "blk.3"),
+        ("block_count", 2, "expected more than 2"),
         ("embedding_length", 0, "found 0"),
         ("feed_forward_length", 0, "found 0"),
         ("rope.dimension_count", 7, "7"),

@@ -181,6 +181,7 @@ fn metadata() -> Vec<(&'static str, Change)> {
         ("a template that is a number", set("tokenizer.chat_template", Value::U32(1))),
         ("a template that is no UTF-8", set("tokenizer.chat_template", text(b"{{ \xff\xfe }}"))),
         ("no layer", set("llama.block_count", Value::U32(0))),
+        ("too few layers", set("llama.block_count", Value::U32(1))),
         ("too many layers", set("llama.block_count", Value::U32(u32::MAX))),
         ("no head", set("llama.attention.head_count", Value::U32(0))),
         ("many heads", set("llama.attention.head_count", Value::U32(u32::MAX))),
