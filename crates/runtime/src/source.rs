@@ -189,7 +189,8 @@ fn hint(cache: &Cache<'_>, model: &str) -> String {
     let stored = ollama::Store::of_user().map_or_else(|_| Vec::new(), |store| store.models());
     let names = known().into_iter().map(|known| known.name);
     let names = names.chain(stored.into_iter().map(|model| model.name));
-    let names = names.chain(cache.entries().into_iter().map(|(_, entry)| entry.record.name));
+    let names =
+        names.chain(cache.entries().into_iter().filter_map(|(_, entry)| Some(entry?.record.name)));
     let distances = names.map(|name| (strsim::osa_distance(model, &name), name));
     match distances.min().filter(|(distance, _)| *distance <= MISSPELT_MAX) {
         Some((0, _)) => String::new(),
@@ -263,7 +264,7 @@ fn from_hub(cache: &Cache<'_>, reference: &hub::Reference, check: Check) -> Resu
 
 /// A cached file of the repository that may be meant; then the hub is not asked.
 fn hub_on_disk(cache: &Cache<'_>, reference: &hub::Reference, check: Check) -> Option<Entry> {
-    let names = cache.entries().into_iter().map(|(_, entry)| entry.record.name);
+    let names = cache.entries().into_iter().filter_map(|(_, entry)| Some(entry?.record.name));
     let name = reference.choose_name(names)?;
     cache.find(&entry_id(&name), None, check)
 }
@@ -399,19 +400,29 @@ fn unix_seconds<S: serde::Serializer>(
     seconds.map(|seconds| seconds.as_secs()).serialize(serializer)
 }
 
-/// The models in the cache and the Ollama store, and those whose download is unfinished.
+/// The models in the cache and the Ollama store, and those whose files are damaged or whose download
+/// is unfinished.
 ///
 /// # Errors
 /// If the user has neither a cache folder nor a home folder.
 pub fn list() -> Result<Vec<Listed>> {
     let reporter = Reporter::default();
     let cache = Cache::of_user(&reporter)?;
-    let cached = cache.entries().into_iter().map(|(_, entry)| Listed {
-        bytes: entry.bytes(),
-        path: Some(entry.path()),
-        last_used: entry.last_used(),
-        name: entry.record.name,
-        source: entry.record.source,
+    let cached = cache.entries().into_iter().map(|(id, entry)| match entry {
+        Some(entry) => Listed {
+            bytes: entry.bytes(),
+            path: Some(entry.path()),
+            last_used: entry.last_used(),
+            name: entry.record.name,
+            source: entry.record.source,
+        },
+        None => Listed {
+            bytes: staging::folder_bytes(&cache.folder.join(&id)),
+            path: None,
+            last_used: None,
+            name: cache::entry_name(&id),
+            source: "damaged".to_owned(),
+        },
     });
     let stored = ollama::Store::of_user()?.models().into_iter().map(|model| Listed {
         last_used: model.path.metadata().and_then(|blob| blob.accessed()).ok(),

@@ -72,6 +72,16 @@ fn list_shows_what_is_here_and_rm_removes_it() {
     assert!(place.run(&["show", "pip:tinywheel"]).status.success());
     assert!(!table().contains(" 3 days ago "), "{}", table());
 
+    // So can a damaged one be.
+    for damage in [cached.with_file_name("entry.json"), cached.clone()] {
+        fs::write(&damage, "{").unwrap();
+        let line =
+            table().lines().find(|line| line.starts_with("pip:tinywheel")).map(str::to_owned);
+        assert!(line.is_some_and(|line| line.contains(" damaged")), "{}", table());
+        assert!(place.run(&["rm", "pip:tinywheel"]).status.success());
+        assert_eq!(pulled(&place.run(&["pull", "pip:tinywheel"])), cached);
+    }
+
     let removed = place.run(&["rm", "pip:tinywheel"]);
     let removed = String::from_utf8(removed.stdout).unwrap();
     assert!(removed.starts_with("removed pip:tinywheel (230."), "{removed}");

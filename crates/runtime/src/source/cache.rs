@@ -129,22 +129,22 @@ impl<'a> Cache<'a> {
     /// As [`Cache::look`], but a damaged entry counts as absent, with a note.
     pub(crate) fn find(&self, id: &str, pin: Option<&Pin>, check: Check) -> Option<Entry> {
         self.look(id, pin, check).unwrap_or_else(|error| {
-            self.reporter.note(&format!("the cached {id} is not used: {error}"));
+            self.reporter.note(&format!("the cached {} is not used: {error}", entry_name(id)));
             None
         })
     }
 
-    /// All readable entries with their ids, sorted by id. A cache that does not exist yet is empty.
-    pub(crate) fn entries(&self) -> Vec<(String, Entry)> {
-        let mut entries: Vec<(String, Entry)> = self
-            .names()
-            .filter(|name| !name.starts_with('.'))
-            .filter_map(|name| {
-                let entry = Entry::read(self.folder.join(&name)).ok()??;
-                entry.verify(Check::Size, self.reporter).ok()?;
-                Some((name, entry))
-            })
-            .collect();
+    /// All entries with their ids, sorted by id; none for those that are damaged. A cache that does
+    /// not exist yet is empty.
+    pub(crate) fn entries(&self) -> Vec<(String, Option<Entry>)> {
+        let read = |id: String| {
+            let folder = self.folder.join(&id);
+            let entry = Entry::read(folder).ok().flatten();
+            let whole = entry.filter(|entry| entry.verify(Check::Size, self.reporter).is_ok());
+            (id, whole)
+        };
+        let is_entry = |name: &String| !name.starts_with('.') && self.folder.join(name).is_dir();
+        let mut entries: Vec<_> = self.names().filter(is_entry).map(read).collect();
         entries.sort_by(|(a, _), (b, _)| a.cmp(b));
         entries
     }
@@ -158,7 +158,10 @@ impl<'a> Cache<'a> {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                self.reporter.note(&format!("waiting for another process that is fetching {id}"));
+                self.reporter.note(&format!(
+                    "waiting for another process that is fetching {}",
+                    entry_name(id)
+                ));
                 lock.lock().map_err(failed)?;
             }
             Err(TryLockError::Error(error)) => return Err(failed(error)),

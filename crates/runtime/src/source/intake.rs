@@ -74,7 +74,8 @@ impl Intake {
         } else if found > 0 {
             intake.bytes = found;
             let shown = intake.shown();
-            hash(&mut intake.file, &mut intake.hash, &shown, found, reporter)?;
+            let what = "what was downloaded before";
+            hash(&mut intake.file, &mut intake.hash, (&shown, what), found, reporter)?;
         }
         Ok(intake)
     }
@@ -150,7 +151,8 @@ pub(crate) fn verify_file(
     if check == Check::Hash {
         let mut file = File::open(path).map_err(Error::io(&shown))?;
         let mut found = Sha256::new();
-        hash(&mut file, &mut found, &shown, bytes, reporter)?;
+        let what = path.file_name().unwrap_or_default().to_string_lossy();
+        hash(&mut file, &mut found, (&shown, &what), bytes, reporter)?;
         expect_sha256(&shown, sha256, &hex(found))?;
     }
     Ok(())
@@ -186,12 +188,11 @@ pub(crate) fn is_sha256(text: &str) -> bool {
 fn hash(
     file: &mut File,
     into: &mut Sha256,
-    shown: &str,
+    (shown, what): (&str, &str),
     bytes: u64,
     reporter: &Reporter,
 ) -> Result<()> {
-    let name = Path::new(shown).file_name().unwrap_or_default().to_string_lossy();
-    let phase = reporter.begin(&format!("verifying {name}"), Some(bytes));
+    let phase = reporter.begin(&format!("verifying {what}"), Some(bytes));
     let mut buffer = vec![0; 1 << 20];
     loop {
         match file.read(&mut buffer).map_err(Error::io(shown))? {

@@ -64,7 +64,7 @@ pub fn known() -> Vec<KnownModel> {
         bytes: known.pin.bytes,
         licence: known.terms.to_owned(),
         source: match &known.origin {
-            Origin::Gguf { hub_repo, .. } => (*hub_repo).to_owned(),
+            Origin::Gguf { hub_repo, .. } => format!("hf:{hub_repo}"),
             Origin::Safetensors(weights) => format!("pip:{}", weights.requirement),
         },
     });
@@ -160,7 +160,7 @@ pub(crate) static ALL: &[Known] = &[
                 },
             ],
         },
-        terms: "the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+        terms: "Gemma Terms of Use",
         recommended: Recommendation::default,
         note: Some("a base model, which continues texts and cannot chat"),
     },

@@ -191,7 +191,7 @@ pub(crate) fn unfinished(cache: &Cache<'_>) -> Vec<(String, u64)> {
 }
 
 /// The size of the files in a folder and those below it.
-fn folder_bytes(folder: &Path) -> u64 {
+pub(super) fn folder_bytes(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
         .map(|entry| match entry.metadata() {
