@@ -121,11 +121,11 @@ fn lines_typed_during_an_answer_are_the_next_prompts() {
     let mut chat = chat(&place, &model("llama"), &["-n", "900"]);
     chat.say("Hello", "xxx");
     chat.press("/set max-tokens 3\rAnd then?\r/sta");
-    let answer = chat.expect("[answer cut: -n allows 900 tokens]");
+    let answer = chat.expect("[answer cut: max-tokens allows 900 tokens]");
     assert!(answer.chars().all(|c| "x\r\n".contains(c)), "typed text is shown in {answer}");
     chat.expect("/set max-tokens 3");
     chat.expect("And then?");
-    chat.expect("xxx\r\n[answer cut: -n allows 3 tokens]");
+    chat.expect("xxx\r\n[answer cut: max-tokens allows 3 tokens]");
     chat.press("ts\r");
     chat.expect("answer 3 tokens");
     chat.leave("/exit\r");
@@ -150,10 +150,10 @@ fn settings_change_the_next_answer() {
     let mut chat = chat(&place, &model("llama"), &["-n", "4"]);
     chat.say("Hello", "xxxx\r\n");
     chat.say("/set max-tokens 1", "");
-    chat.say("Hello", "x\r\n[answer cut: -n allows 1 token]");
+    chat.say("Hello", "x\r\n[answer cut: max-tokens allows 1 token]");
     chat.say("/stats", "answer 1 token, ");
     chat.say("/set max_tokens 2", "");
-    chat.say("Hello", "xx\r\n[answer cut: -n allows 2 tokens]");
+    chat.say("Hello", "xx\r\n[answer cut: max-tokens allows 2 tokens]");
     // The bias of token 92, which is a `w`.
     chat.say("/set logit-bias=92+2000", "");
     chat.say("/regenerate", "ww\r\n");
@@ -165,7 +165,13 @@ fn settings_change_the_next_answer() {
         ("typical-p 0.9", "typical              0.9"),
         ("n_predict 3", "max-tokens           3"),
         ("n 2", "max-tokens           2"),
-        ("r nothing", "stop                 [\"nothing\"]"),
+        ("r nothing", "stop                 \"nothing\""),
+        ("stop \"\"", "stop                 \"\""),
+        ("seed random", "seed                 random"),
+        ("max-tokens none", "max-tokens           none"),
+        ("n 2", "max-tokens           2"),
+        ("logit-bias \"\"", "logit-bias           \"\""),
+        ("l 5-1.5", "logit-bias           5-1.5"),
         ("temp 0", "temperature          0"),
     ] {
         chat.say(&format!("/set {alias}"), "");
@@ -175,6 +181,7 @@ fn settings_change_the_next_answer() {
     chat.say("/set nonsense 1", "unknown setting nonsense; /set lists the settings");
     chat.say("/set top-k many", "invalid value 'many' for '--top-k <K>'");
     chat.say("/set top-p 7", "error: --top-p: expected a number from 0 to 1, found 7");
+    chat.say("/set repeat-last-n -2", "error: --repeat-last-n: expected -1 or more, found -2");
     chat.say("/show", "llama.gguf (llama ");
     chat.expect(" tokens, 3 turns");
     chat.expect("max-tokens           2");
@@ -239,13 +246,17 @@ fn a_full_context_says_what_helps() {
     let place = Place::new();
     let mut chat = chat(&place, &model("llama"), &["-c", "100"]);
     chat.say("Hello", "xxx");
-    chat.expect("[answer cut: the context of 100 tokens is full; /clear begins a new conversation");
-    chat.expect(", -c N sets a larger context, --context-shift drops the oldest turns]");
+    chat.expect("[answer cut: the context of 100 tokens is full; -c N sets a larger context");
+    chat.expect(", /clear begins a new conversation, --context-shift drops the oldest turns]");
     chat.say("/show", " 100 of 100 tokens, 1 turn");
     chat.say("Hello", "error: the conversation has ");
-    chat.expect(" tokens with this prompt, the context of 100 has room for 99; /clear begins a ");
-    chat.expect("new conversation, -c N sets a larger context, --context-shift drops the oldest");
+    chat.expect(" tokens with this prompt, the context of 100 has room for 99; -c N sets a ");
+    chat.expect(
+        "larger context, /clear begins a new conversation, --context-shift drops the oldest",
+    );
     chat.say("/clear", "");
+    chat.say("x ".repeat(100).trim_end(), "error: the prompt alone has ");
+    chat.expect(" tokens, the context of 100 has room for 99; -c N sets a larger context\r\n");
     chat.say("Hello", "xxx");
     chat.leave("/exit\r");
 }
@@ -257,7 +268,7 @@ fn a_full_context_drops_the_oldest_turns_if_asked() {
     let mut chat = chat(&place, &model("llama"), &flags);
     for _ in 0..4 {
         chat.say("Hello", "xxx");
-        chat.expect("[answer cut: -n allows 50 tokens]");
+        chat.expect("[answer cut: max-tokens allows 50 tokens]");
     }
     chat.say("/show", " of 200 tokens, ");
     let turns = chat.expect(" turn");
@@ -267,11 +278,11 @@ fn a_full_context_drops_the_oldest_turns_if_asked() {
     // An answer that the context cuts goes on without the oldest turn, and is as long as allowed.
     let mut chat = self::chat(&place, &model("llama"), &["-c", "200", "--context-shift"]);
     chat.say("/set max-tokens 100", "");
-    chat.say("Hello", "[answer cut: -n allows 100 tokens]");
+    chat.say("Hello", "[answer cut: max-tokens allows 100 tokens]");
     chat.say("/set max-tokens 120", "");
     chat.say("Hello", "Hello");
     let start = chat.expect("\r\n[the context of 200 tokens is full: dropped the oldest turn]");
-    let end = chat.expect("\r\n[answer cut: -n allows 120 tokens]");
+    let end = chat.expect("\r\n[answer cut: max-tokens allows 120 tokens]");
     let count = |text: &str| text.matches('x').count();
     assert!(count(&start) > 10 && count(&end) > 10, "{start}{end}");
     assert_eq!(count(&start) + count(&end), 120);

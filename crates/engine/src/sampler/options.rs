@@ -158,6 +158,7 @@ impl SamplerOptions {
         }
         let is_valid = self.repeat_penalty.is_finite() && self.repeat_penalty > 0.0;
         expect(is_valid, "repeat_penalty", "a number above 0", self.repeat_penalty)?;
+        expect(self.repeat_last_n >= -1, "repeat_last_n", "-1 or more", self.repeat_last_n)?;
         expect(matches!(self.mirostat, 0 | 2), "mirostat", "0 or 2", self.mirostat)?;
         for &(id, bias) in &self.logit_bias {
             expect((id as usize) < tokens, "logit_bias", "a token of the vocabulary", id)?;

@@ -71,10 +71,13 @@ pub(crate) struct Args {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit(pub(super) Option<NonZeroUsize>);
 
+/// No limit in words.
+pub(super) const UNLIMITED: &str = "none";
+
 /// Parses a [`Limit`].
 fn limit(text: &str) -> Result<Limit, String> {
     match text {
-        "-1" => Ok(Limit(None)),
+        "-1" | UNLIMITED => Ok(Limit(None)),
         _ => positive(text).map(|limit| Limit(Some(limit))).map_err(|error| error + ", or -1"),
     }
 }

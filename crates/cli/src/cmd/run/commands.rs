@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
 use super::arguments::Settings;
+use super::sampling::EMPTY;
 use super::screen::Screen;
 use super::session::{self, Session};
 use crate::terminal::{self, say};
@@ -55,7 +56,7 @@ const COMMANDS: [Command; 10] = [
     Command {
         names: &["/set"],
         argument: "NAME VALUE",
-        about: "change a setting; show it without VALUE, all without NAME",
+        about: "change a setting (\"\" clears a list); show one, or all",
         run: set,
     },
     Command {
@@ -200,9 +201,20 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
         say(current);
         return Ok(Next::Prompt);
     }
-    let flag = format!("--{name}={}", value.trim());
     let mut changed = Set { settings: session.settings.clone() };
-    match changed.try_update_from(["/set", &flag]) {
+    match (&*name, value.trim()) {
+        ("stop", EMPTY) => changed.settings.stop.clear(),
+        ("logit-bias", EMPTY) => changed.settings.sampling.clear_biases(),
+        (name, value) => return set_flag(session, changed, &format!("--{name}={value}")),
+    }
+    session.apply(changed.settings)?;
+    Ok(Next::Prompt)
+}
+
+/// Applies a flag to the settings.
+fn set_flag(session: &mut Session, mut changed: Set, flag: &str) -> Result<Next> {
+    let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
+    match changed.try_update_from(["/set", flag]) {
         Ok(()) => session.apply(changed.settings)?,
         Err(error) if error.kind() == ErrorKind::UnknownArgument => {
             say(&format!("unknown setting {name}; /set lists the settings"));

@@ -69,14 +69,19 @@ pub(crate) struct Sampling {
     seed: Option<Seed>,
 }
 
+/// A random seed in words.
+const RANDOM: &str = "random";
+/// No value of a flag that may be repeated, for `/set`.
+pub(super) const EMPTY: &str = "\"\"";
+
 /// A seed; none for a random one.
 #[derive(Clone, Copy, Debug)]
 struct Seed(Option<u64>);
 
-/// Parses a [`Seed`].
+/// Parses a [`Seed`]; a random one also as [`values`] has it.
 fn seed(text: &str) -> Result<Seed, String> {
     match text {
-        "-1" => Ok(Seed(None)),
+        "-1" | RANDOM => Ok(Seed(None)),
         _ => match text.parse() {
             Ok(seed) => Ok(Seed(Some(seed))),
             Err(_) => Err("expected a number of 0 or more, or -1".to_owned()),
@@ -85,6 +90,11 @@ fn seed(text: &str) -> Result<Seed, String> {
 }
 
 impl Sampling {
+    /// Takes all logit biases back.
+    pub(super) fn clear_biases(&mut self) {
+        self.logit_bias.clear();
+    }
+
     /// The model file's recommendation, overridden by the flags that are given.
     pub(crate) fn options(&self, recommended: &SamplerOptions) -> Result<SamplerOptions> {
         let mut options = recommended.clone();
@@ -116,7 +126,8 @@ impl Sampling {
 
 /// The values of the options by the names of their flags.
 pub(crate) fn values(options: &SamplerOptions) -> [(&'static str, String); 20] {
-    let seed = options.seed.map_or("random".to_owned(), |seed| seed.to_string());
+    let seed = options.seed.map_or(RANDOM.to_owned(), |seed| seed.to_string());
+    let bias = |(id, bias): &(u32, f32)| format!("{id}{bias:+}");
     [
         ("temperature", options.temperature.to_string()),
         ("top-k", options.top_k.to_string()),
@@ -136,9 +147,15 @@ pub(crate) fn values(options: &SamplerOptions) -> [(&'static str, String); 20] {
         ("mirostat", options.mirostat.to_string()),
         ("mirostat-tau", options.mirostat_tau.to_string()),
         ("mirostat-eta", options.mirostat_eta.to_string()),
-        ("logit-bias", format!("{:?}", options.logit_bias)),
+        ("logit-bias", list(options.logit_bias.iter().map(bias))),
         ("seed", seed),
     ]
+}
+
+/// The values of a flag that may be repeated.
+pub(super) fn list(values: impl Iterator<Item = String>) -> String {
+    let values: Vec<String> = values.collect();
+    if values.is_empty() { EMPTY.to_owned() } else { values.join(", ") }
 }
 
 /// An error of the sampler, by the flag unless the model's file recommends the value.

@@ -8,7 +8,7 @@ use bodkin::{Answer, Finish, Message, Model, ModelFile, Request};
 use bodkin_engine::{Event, Sampler};
 use serde_json::{Value, json};
 
-use super::arguments::{Args, Settings};
+use super::arguments::{Args, Settings, UNLIMITED};
 use super::interruptible::InterruptibleEvents;
 use super::sampling;
 use super::screen::Screen;
@@ -137,7 +137,7 @@ impl Session {
                 };
                 match of_engine {
                     Some(&bodkin_engine::Error::PromptTooLong { tokens, limit }) => {
-                        Err(self.too_long(tokens, limit))
+                        Err(self.too_long(prompt, tokens, limit)?)
                     }
                     _ => Err(error),
                 }
@@ -147,15 +147,31 @@ impl Session {
 
     /// The error of a prompt that the context has no room for. A user of a chat knows nothing of
     /// the prompt that the whole conversation makes.
-    fn too_long(&self, tokens: usize, limit: usize) -> anyhow::Error {
+    fn too_long(&self, prompt: &str, tokens: usize, limit: usize) -> Result<anyhow::Error> {
         let (context, help) = (self.model.context(), self.help_with_context());
-        match self.is_chat && self.is_interactive {
-            true => anyhow!(
-                "the conversation has {tokens} tokens with this prompt, the context of {context} \
-                 has room for {limit}{help}"
-            ),
-            false => anyhow!("{}{help}", bodkin_engine::Error::PromptTooLong { tokens, limit }),
+        if !(self.is_chat && self.is_interactive) {
+            let error = bodkin_engine::Error::PromptTooLong { tokens, limit };
+            return Ok(anyhow!("{error}{}", joined_help(&help)));
         }
+        let alone = self.model.tokenize(prompt)?.len();
+        if alone >= limit {
+            // Neither a new conversation nor fewer turns help.
+            let help = joined_help(&help[..usize::from(self.has_larger_context())]);
+            return Ok(anyhow!(
+                "the prompt alone has {alone} tokens, the context of {context} has room for \
+                 {limit}{help}"
+            ));
+        }
+        let help = joined_help(&help);
+        Ok(anyhow!(
+            "the conversation has {tokens} tokens with this prompt, the context of {context} has \
+             room for {limit}{help}"
+        ))
+    }
+
+    /// Whether the model may have a larger context.
+    fn has_larger_context(&self) -> bool {
+        self.model.context() < self.model.plan().context_length
     }
 
     /// Takes the last prompt and its answer back, so that it can be answered again.
@@ -257,28 +273,27 @@ impl Session {
         match answer.finish {
             Finish::Length => {
                 let tokens = text::count(answer.tokens.len(), "token");
-                Some(format!("[answer cut: -n allows {tokens}]"))
+                let limit = if self.is_interactive { "max-tokens" } else { "-n" };
+                Some(format!("[answer cut: {limit} allows {tokens}]"))
             }
             Finish::Context => {
-                let (context, help) = (self.model.context(), self.help_with_context());
+                let context = self.model.context();
+                let help = joined_help(&self.help_with_context());
                 Some(format!("[answer cut: the context of {context} tokens is full{help}]"))
             }
             _ => None,
         }
     }
 
-    /// What helps when the context is full, after a semicolon.
-    fn help_with_context(&self) -> String {
-        let is_shorter = self.model.context() < self.model.plan().context_length;
+    /// What helps when the context is full. The first is a larger context, if there may be one.
+    fn help_with_context(&self) -> Vec<&'static str> {
         let can_shift = self.is_chat && !self.shifts;
         let help = [
+            (self.has_larger_context(), "-c N sets a larger context"),
             (self.is_interactive, "/clear begins a new conversation"),
-            (is_shorter, "-c N sets a larger context"),
             (self.is_interactive && can_shift, "--context-shift drops the oldest turns"),
         ];
-        let help: Vec<&str> =
-            help.iter().filter(|(helps, _)| *helps).map(|(_, text)| *text).collect();
-        if help.is_empty() { String::new() } else { format!("; {}", help.join(", ")) }
+        help.into_iter().filter(|(helps, _)| *helps).map(|(_, text)| text).collect()
     }
 
     /// The model, the conversation and the settings, one line each.
@@ -303,9 +318,11 @@ impl Session {
 
     /// The settings that `/set` changes, one line each: all, or that of a name.
     pub(super) fn setting_lines(&self, name: Option<&str>) -> Vec<String> {
-        let max_tokens = self.request.max_tokens.map_or("none".to_owned(), |max| max.to_string());
+        let max_tokens =
+            self.request.max_tokens.map_or(UNLIMITED.to_owned(), |max| max.to_string());
         let mut rows = vec![("max-tokens", max_tokens)];
-        rows.push(("stop", format!("{:?}", self.request.stop)));
+        let stop = self.request.stop.iter().map(|text| format!("{text:?}"));
+        rows.push(("stop", sampling::list(stop)));
         rows.extend(sampling::values(&self.request.sampling));
         rows.retain(|(of_row, _)| name.is_none_or(|name| name == *of_row));
         rows.into_iter().map(|(name, value)| format!("{name:<20} {value}")).collect()
@@ -336,6 +353,11 @@ impl Session {
         };
         Ok(self.messages.len())
     }
+}
+
+/// What helps, after a semicolon.
+fn joined_help(help: &[&str]) -> String {
+    if help.is_empty() { String::new() } else { format!("; {}", help.join(", ")) }
 }
 
 /// The messages of a saved conversation.
