@@ -261,6 +261,17 @@ impl ModelFile {
         self.recommended.system.as_deref()
     }
 
+    /// A note if a context is longer than any that the model was trained with.
+    pub fn note_untrained(&self, context: usize) {
+        let trained = self.plan.context_length;
+        if context > trained {
+            self.reporter.note(&format!(
+                "a context of {context} tokens: the model was trained for {trained}, and answers \
+                 beyond them may make no sense"
+            ));
+        }
+    }
+
     /// The sizes of an engine: the context that `options` give, or the longest up to the model's
     /// own that takes at most half of the free memory. Plans the model for that context.
     ///
@@ -278,13 +289,7 @@ impl ModelFile {
         let context = match options.context()? {
             Some(1) => return Err(Error::option("ctx_size", "at least 2 tokens", 1)),
             Some(context) => {
-                let trained = self.plan.context_length;
-                if context > trained {
-                    self.reporter.note(&format!(
-                        "a context of {context} tokens: the model was trained for {trained}, and \
-                         answers beyond them may make no sense"
-                    ));
-                }
+                self.note_untrained(context);
                 context
             }
             None => {

@@ -143,7 +143,8 @@ pub(crate) async fn observe(
         span.record("otel.status_code", "ERROR");
     }
     app.metrics.response(&path, status);
-    let ms = started.elapsed().as_secs_f64() * 1e3;
+    // Until the head of the response: an answer that is streamed comes after it.
+    let ms = started.elapsed().as_micros() as f64 / 1e3;
     tracing::info!(id = shown, %method, path, status, ms, "request");
     response.headers_mut().insert(&REQUEST_ID, id);
     response

@@ -138,6 +138,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let options = machine.options();
         for &test in &tests {
             let recorder = recorder.as_mut();
+            opened.note_untrained(test.tokens());
             let batch = batch_size(&opened, &options, backend.as_ref(), test)?;
             rows.push(measure(&opened, backend.as_ref(), test, batch, &args, recorder)?);
         }

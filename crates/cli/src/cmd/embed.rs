@@ -106,7 +106,7 @@ pub(crate) struct Args {
     embedding: EmbeddingArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Machine")]
     machine: Machine,
 }
 

@@ -207,7 +207,7 @@ fn print(
         row("recurrent state", placement.recurrent_bytes)?;
     }
     row("scratch", memory.scratch_bytes)?;
-    row("total", total_bytes(&memory))?;
+    row("total, without tokenizer and program", total_bytes(&memory))?;
     if let Some(in_use) = in_use(backend) {
         row("in use by the driver and others", in_use)?;
     }

@@ -124,15 +124,20 @@ fn prune_all(
 
 /// The rule that the flags describe.
 fn rule(args: &Args) -> Result<Rule> {
-    let structure: Structure = args.pattern.parse().context("--pattern")?;
+    let structure: Structure = args.pattern.parse().map_err(of_flag)?;
     let default = if args.imatrix.is_some() { "wanda" } else { "sparsegpt" };
-    let method: Method = args.method.as_deref().unwrap_or(default).parse().context("--method")?;
+    let method: Method = args.method.as_deref().unwrap_or(default).parse().map_err(of_flag)?;
     let format = args.format.as_deref().map(surgery::parse_format).transpose()?;
     let default = (structure == Structure::Unstructured).then_some(SPARSITY);
     let asked = args.sparsity.or(default).map(|share| share as f32);
-    let sparsity = surgery::sparsity(structure, asked).context("--sparsity")?;
+    let sparsity = surgery::sparsity(structure, asked).map_err(of_flag)?;
     let cut = Cut { method, sparsity, structure, format, dense: args.dense };
     Ok(Rule { tensors: None, cut: Some(cut) })
+}
+
+/// The error of an option, whose name begins its text, as that of its flag.
+fn of_flag(error: bodkin_compress::Error) -> anyhow::Error {
+    anyhow::anyhow!("--{error}")
 }
 
 /// The jobs of the rules for a model; `path` is the surgery file.

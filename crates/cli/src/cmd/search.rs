@@ -34,7 +34,7 @@ pub(crate) struct Args {
     embedding: EmbeddingArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Machine")]
     machine: Machine,
 }
 

@@ -297,8 +297,8 @@ fn what_pruning_needs_is_asked_for() {
             &["--sparsity", "0.5", "--method", "magnitude", "--evaluate", "none"],
             "--evaluate: cannot read the text from none",
         ),
-        (&["--pattern", "4:2"], "--pattern: pattern: expected unstructured, or N:M"),
-        (&["--sparsity", "0.5", "--method", "x"], "--method: method: expected one of magnitude"),
+        (&["--pattern", "4:2"], "--pattern: expected unstructured, or N:M"),
+        (&["--sparsity", "0.5", "--method", "x"], "--method: expected one of magnitude"),
     ] {
         let mut all = vec!["prune", &input, "out.gguf"];
         all.extend(args);

@@ -44,6 +44,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Fault::Empty => f.write_str("an empty text"),
+            Fault::Control('\u{fffd}') => f.write_str("invalid UTF-8 (U+FFFD)"),
             Fault::Control(c) => write!(f, "control character U+{:04X}", u32::from(*c)),
             Fault::Repetition(share) => write!(f, "{:.0} % repetition", 100.0 * share),
             Fault::MixedScripts(share) => {
@@ -128,7 +129,7 @@ mod tests {
     fn broken_texts_do_not() {
         assert_eq!(found(" \n", &[1]), ["an empty text"]);
         assert_eq!(found("a\u{7}b", &[1]), ["control character U+0007"]);
-        assert_eq!(found("a\u{fffd}b", &[1]), ["control character U+FFFD"]);
+        assert_eq!(found("a\u{fffd}b", &[1]), ["invalid UTF-8 (U+FFFD)"]);
         let circle: Vec<u32> = (0..64).map(|i| i % 9).collect();
         assert_eq!(found("and on and on", &circle), ["85 % repetition"]);
         assert_eq!(found("the кошка 猫 und עברית", &[1]), ["mixed scripts, 65 % of the letters"]);

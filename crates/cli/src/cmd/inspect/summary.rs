@@ -96,8 +96,12 @@ fn formats(file: &File) -> String {
 }
 
 fn sampling(options: &SamplerOptions) -> String {
-    let SamplerOptions { temperature, top_k, top_p, min_p, .. } = options;
-    format!("temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}")
+    let SamplerOptions { temperature, top_k, top_p, min_p, repeat_penalty, .. } = options;
+    let penalty = match *repeat_penalty {
+        1.0 => String::new(),
+        penalty => format!(", repeat-penalty {penalty}"),
+    };
+    format!("temperature {temperature}, top-k {top_k}, top-p {top_p}, min-p {min_p}{penalty}")
 }
 
 /// `135 million`.
