@@ -484,18 +484,17 @@ impl LazyTokenizer {
     }
 }
 
-/// How weights of sparse formats are stored, in one line: `sparse: 96 tensors without zeros (1.21x
-/// to 1.48x), 16 dense (0.94x to 0.97x)`. The speedups over the dense kernel are those of a sample.
+/// The kernels of weights in sparse formats, in one line: `sparse kernels for 96 tensors (1.21x to
+/// 1.48x), dense kernels for 16 tensors (0.94x to 0.97x)`. The speedups are those of a sample.
 fn sparse_summary(layouts: &[WeightLayout]) -> Option<String> {
-    let part = |sparse: bool, what: &str| {
+    let part = |sparse: bool, kernels: &str| {
         let chosen: Vec<&WeightLayout> = layouts.iter().filter(|c| c.sparse == sparse).collect();
         let speedups = || chosen.iter().filter_map(|c| c.speedup);
-        let (min, max) = (speedups().reduce(f64::min), speedups().reduce(f64::max));
-        let range = min.zip(max).map(|(a, b)| format!(" ({a:.2}x to {b:.2}x)"));
+        let range = speedups().reduce(f64::min).zip(speedups().reduce(f64::max));
+        let range = range.map(|(a, b)| format!(" ({a:.2}x to {b:.2}x)")).unwrap_or_default();
         let count = chosen.len();
-        (count > 0).then(|| format!("{count} {what}{}", range.unwrap_or_default()))
+        (count > 0).then(|| format!("{kernels} kernels for {count} tensors{range}"))
     };
-    let parts = [part(true, "tensors without zeros"), part(false, "dense")];
-    let parts: Vec<String> = parts.into_iter().flatten().collect();
-    (!parts.is_empty()).then(|| format!("sparse: {}", parts.join(", ")))
+    let parts = [part(true, "sparse"), part(false, "dense")];
+    parts.into_iter().flatten().reduce(|sparse, dense| format!("{sparse}, {dense}"))
 }

@@ -400,8 +400,8 @@ fn unix_seconds<S: serde::Serializer>(
     seconds.map(|seconds| seconds.as_secs()).serialize(serializer)
 }
 
-/// The models in the cache and the Ollama store, and those whose files are damaged or whose download
-/// is unfinished.
+/// The models in the cache and the Ollama store, also damaged ones and those whose download is
+/// unfinished.
 ///
 /// # Errors
 /// If the user has neither a cache folder nor a home folder.

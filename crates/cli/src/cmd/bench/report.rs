@@ -208,7 +208,7 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
         let speed = row.bytes_per_second();
         writeln!(
             out,
-            "| {} | {} | {:.2} M | {} | {} | {} | {:.2} ± {:.2} | {:.1} | {:.0} % of {:.1} |",
+            "| {} | {} | {:.2} M | {} | {} | {} | {:.2} ± {:.2} | {:.1} | {:.0} % of {:.1} GB/s |",
             row.model_type,
             human_bytes(row.model_size),
             row.model_n_params as f64 / 1e6,
@@ -271,10 +271,14 @@ fn print_splits(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
     Ok(())
 }
 
-/// Time of each kind of stage, with its bandwidth and operations per second.
+/// Time of each kind of stage in a step, with its bandwidth and operations per second.
 fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
     let all: f64 = row.profile.iter().map(|part| part.seconds).sum();
-    writeln!(out, "\n| {}: part | ms | of time | GB/s | of bandwidth | Gop/s |", row.test())?;
+    writeln!(
+        out,
+        "\n| {}: part of a step | ms | of time | GB/s | of bandwidth | Gop/s |",
+        row.test()
+    )?;
     writeln!(out, "| --- | ---: | ---: | ---: | ---: | ---: |")?;
     for part in &row.profile {
         let speed = part.bytes as f64 / part.seconds;
@@ -282,7 +286,7 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
             out,
             "| {} | {:.3} | {:.1} % | {:.1} | {:.0} % | {:.0} |",
             part.name,
-            part.seconds * 1e3,
+            part.seconds * 1e3 / row.steps.max(1) as f64,
             100.0 * part.seconds / all,
             speed / 1e9,
             100.0 * speed / row.bandwidth,
