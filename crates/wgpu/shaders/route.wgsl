@@ -23,53 +23,15 @@ const SIGMOID_GATING: u32 = 1u;
 const SOFTMAX_OF_CHOSEN: u32 = 2u;
 const SQRT_SOFTPLUS: u32 = 3u;
 
-const THREADS: u32 = 64u;
+const THREADS: u32 = 256u;
 const LEAST: f32 = -3.4028235e38;
 
 var<workgroup> probabilities: array<f32, 1024>;
 // What experts are selected by.
 var<workgroup> ranks: array<f32, 1024>;
-// Whether an expert is selected already, or not in an open group.
-var<workgroup> is_out: array<u32, 1024>;
+// The selected experts, the best first.
+var<workgroup> selected: array<u32, 1024>;
 var<workgroup> is_open: array<u32, 256>;
-var<workgroup> best_rank: array<f32, 64>;
-var<workgroup> best_expert: array<u32, 64>;
-
-// The best expert that is left; the lower one among equals.
-fn next_expert(thread: u32) -> u32 {
-    var rank = LEAST;
-    var expert = 0xffffffffu;
-    for (var e = thread; e < param(EXPERTS); e += THREADS) {
-        if is_out[e] == 0u && (expert == 0xffffffffu || ranks[e] > rank) {
-            rank = ranks[e];
-            expert = e;
-        }
-    }
-    best_rank[thread] = rank;
-    best_expert[thread] = expert;
-    workgroupBarrier();
-    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
-        if thread < half {
-            let other = best_expert[thread + half];
-            let other_rank = best_rank[thread + half];
-            let is_better = other_rank > best_rank[thread]
-                || (other_rank == best_rank[thread] && other < best_expert[thread]);
-            if other != 0xffffffffu && (best_expert[thread] == 0xffffffffu || is_better) {
-                best_rank[thread] = other_rank;
-                best_expert[thread] = other;
-            }
-        }
-        workgroupBarrier();
-    }
-    // Where no rank is a number, any expert will do.
-    let best = min(best_expert[0], param(EXPERTS) - 1u);
-    workgroupBarrier();
-    if thread == 0u {
-        is_out[best] = 1u;
-    }
-    workgroupBarrier();
-    return best;
-}
 
 // Opens the groups with the largest sums of two ranks; one thread does.
 fn open_groups() {
@@ -102,7 +64,30 @@ fn open_groups() {
     }
 }
 
-@compute @workgroup_size(64)
+// Selects experts by how many are better: the lower one among equals. Where ranks are no numbers,
+// any expert will do.
+fn select_experts(thread: u32) {
+    let experts = param(EXPERTS);
+    for (var e = thread; e < experts; e += THREADS) {
+        let rank = ranks[e];
+        var better = 0u;
+        for (var other = 0u; other < experts; other++) {
+            let is_better = ranks[other] > rank || (ranks[other] == rank && other < e);
+            better += select(0u, 1u, is_better);
+        }
+        if better < param(USED) {
+            selected[better] = e;
+        }
+    }
+}
+
+// The weight of a selected expert, before it is divided.
+fn weight_of(i: u32, largest: f32) -> f32 {
+    let p = probabilities[selected[i]];
+    return select(p, exp(p - largest), param(GATING) == SOFTMAX_OF_CHOSEN);
+}
+
+@compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
@@ -110,29 +95,36 @@ fn main(
     let experts = param(EXPERTS);
     let used = param(USED);
     let row = id.x;
-    let at = row * experts;
+    for (var e = thread; e < experts; e += THREADS) {
+        probabilities[e] = input[row * experts + e];
+        selected[e] = experts - 1u;
+    }
+    workgroupBarrier();
     let gating = param(GATING);
-    var largest = LEAST;
     var sum = 0.0;
     if gating == SOFTMAX {
+        var largest = LEAST;
         for (var e = 0u; e < experts; e++) {
-            largest = max(largest, input[at + e]);
+            largest = max(largest, probabilities[e]);
         }
+        for (var e = thread; e < experts; e += THREADS) {
+            ranks[e] = exp(probabilities[e] - largest);
+        }
+        workgroupBarrier();
         for (var e = 0u; e < experts; e++) {
-            sum += exp(input[at + e] - largest);
+            sum += ranks[e];
         }
+        workgroupBarrier();
     }
     for (var e = thread; e < experts; e += THREADS) {
-        let score = input[at + e];
-        var p = score;
+        var p = probabilities[e];
         switch gating {
-            case SOFTMAX: { p = exp(score - largest) / sum; }
-            case SIGMOID_GATING: { p = sigmoid(score); }
-            case SQRT_SOFTPLUS: { p = sqrt(softplus(score)); }
+            case SOFTMAX: { p = ranks[e] / sum; }
+            case SIGMOID_GATING: { p = sigmoid(p); }
+            case SQRT_SOFTPLUS: { p = sqrt(softplus(p)); }
             default: {}
         }
         probabilities[e] = p;
-        is_out[e] = 0u;
         ranks[e] = p + select(0.0, bias[e], param(HAS_BIAS) != 0u);
     }
     workgroupBarrier();
@@ -142,53 +134,40 @@ fn main(
         }
         workgroupBarrier();
         for (var e = thread; e < experts; e += THREADS) {
-            is_out[e] = 1u - is_open[e / (experts / param(GROUPS))];
+            if is_open[e / (experts / param(GROUPS))] == 0u {
+                ranks[e] = LEAST;
+            }
         }
         workgroupBarrier();
     }
-    let out = row * 2u * used;
-    for (var i = 0u; i < used; i++) {
-        var expert = 0u;
-        if param(IS_CHOSEN) != 0u {
-            expert = min(u32(chosen[row * used + i]), experts - 1u);
-        } else {
-            expert = next_expert(thread);
+    if param(IS_CHOSEN) != 0u {
+        for (var i = thread; i < used; i += THREADS) {
+            selected[i] = min(u32(chosen[row * used + i]), experts - 1u);
         }
-        if thread == 0u {
-            output[out + used + i] = f32(expert);
-            atomicAdd(&counts[param(COUNTS_AT) + expert], 1u);
-        }
+    } else {
+        select_experts(thread);
     }
     workgroupBarrier();
-    if thread == 0u {
-        weigh(out, used);
-    }
-}
-
-// Writes the weights of the experts whose numbers are written.
-fn weigh(out: u32, used: u32) {
     var largest = LEAST;
     for (var i = 0u; i < used; i++) {
-        largest = max(largest, probabilities[u32(output[out + used + i])]);
+        largest = max(largest, probabilities[selected[i]]);
     }
-    var sum = 0.0;
+    sum = 0.0;
     for (var i = 0u; i < used; i++) {
-        var w = probabilities[u32(output[out + used + i])];
-        if param(GATING) == SOFTMAX_OF_CHOSEN {
-            w = exp(w - largest);
-        }
-        output[out + i] = w;
-        sum += w;
+        sum += weight_of(i, largest);
     }
     var divisor = 1.0;
-    if param(GATING) == SOFTMAX_OF_CHOSEN {
+    if gating == SOFTMAX_OF_CHOSEN {
         divisor = sum;
         sum = 1.0;
     }
     if param(NORMALIZE) != 0u {
         divisor *= max(sum, 1.0 / 16384.0);
     }
-    for (var i = 0u; i < used; i++) {
-        output[out + i] = output[out + i] / divisor * param_f32(SCALE);
+    let out = row * 2u * used;
+    for (var i = thread; i < used; i += THREADS) {
+        output[out + i] = weight_of(i, largest) / divisor * param_f32(SCALE);
+        output[out + used + i] = f32(selected[i]);
+        atomicAdd(&counts[param(COUNTS_AT) + selected[i]], 1u);
     }
 }
