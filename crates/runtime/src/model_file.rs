@@ -492,8 +492,8 @@ fn sparse_summary(layouts: &[WeightLayout]) -> Option<String> {
         let speedups = || chosen.iter().filter_map(|c| c.speedup);
         let range = speedups().reduce(f64::min).zip(speedups().reduce(f64::max));
         let range = range.map(|(a, b)| format!(" ({a:.2}x to {b:.2}x)")).unwrap_or_default();
-        let count = chosen.len();
-        (count > 0).then(|| format!("{kernels} kernels for {count} tensors{range}"))
+        let (count, s) = (chosen.len(), if chosen.len() == 1 { "" } else { "s" });
+        (count > 0).then(|| format!("{kernels} kernels for {count} tensor{s}{range}"))
     };
     let parts = [part(true, "sparse"), part(false, "dense")];
     parts.into_iter().flatten().reduce(|sparse, dense| format!("{sparse}, {dense}"))

@@ -345,8 +345,8 @@ fn is_gguf(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes a fetched model from the cache, whole or unfinished, and returns how many bytes that
-/// freed.
+/// Removes a fetched model from the cache, whole, damaged or unfinished, and returns how many bytes
+/// that freed.
 ///
 /// # Errors
 /// If the name is malformed, there is no such model in the cache, or it cannot be removed.
@@ -385,7 +385,7 @@ pub struct Listed {
     pub bytes: u64,
     /// The kind of source, for people.
     pub source: String,
-    /// `None` if it is not, or not yet, on this machine.
+    /// `None` if it is not, not yet, or not whole on this machine.
     pub path: Option<PathBuf>,
     /// When it was last used, as far as the file system records that.
     #[serde(serialize_with = "unix_seconds")]

@@ -12,7 +12,7 @@ use crate::progress::reporter;
 /// Arguments of `rm`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Names of fetched models, whole or unfinished, as in `list`
+    /// Names of fetched models, whole, damaged or unfinished, as in `list`
     #[arg(value_name = "NAME", required = true)]
     models: Vec<String>,
 }

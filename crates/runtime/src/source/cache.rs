@@ -1,6 +1,6 @@
 //! The cache of fetched models. An entry is a folder with the model's files and a record of their
 //! sizes and hashes. It gets its name in one rename, after its files are verified and synced, so a
-//! folder whose name does not begin with `.` is always complete. This module must not know where
+//! folder whose name does not begin with `.` was complete then. This module must not know where
 //! models come from.
 
 use std::fs::{self, File, TryLockError};
@@ -134,17 +134,16 @@ impl<'a> Cache<'a> {
         })
     }
 
-    /// All entries with their ids, sorted by id; none for those that are damaged. A cache that does
-    /// not exist yet is empty.
+    /// All entries with their ids, sorted by id; none for those that are damaged. A folder without
+    /// a record is no entry. A cache that does not exist yet is empty.
     pub(crate) fn entries(&self) -> Vec<(String, Option<Entry>)> {
         let read = |id: String| {
-            let folder = self.folder.join(&id);
-            let entry = Entry::read(folder).ok().flatten();
+            let entry = Entry::read(self.folder.join(&id)).transpose()?.ok();
             let whole = entry.filter(|entry| entry.verify(Check::Size, self.reporter).is_ok());
-            (id, whole)
+            Some((id, whole))
         };
         let is_entry = |name: &String| !name.starts_with('.') && self.folder.join(name).is_dir();
-        let mut entries: Vec<_> = self.names().filter(is_entry).map(read).collect();
+        let mut entries: Vec<_> = self.names().filter(is_entry).filter_map(read).collect();
         entries.sort_by(|(a, _), (b, _)| a.cmp(b));
         entries
     }

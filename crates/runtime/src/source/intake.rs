@@ -75,7 +75,7 @@ impl Intake {
             intake.bytes = found;
             let shown = intake.shown();
             let what = "what was downloaded before";
-            hash(&mut intake.file, &mut intake.hash, (&shown, what), found, reporter)?;
+            hash(&mut intake.file, &mut intake.hash, &shown, what, found, reporter)?;
         }
         Ok(intake)
     }
@@ -152,7 +152,7 @@ pub(crate) fn verify_file(
         let mut file = File::open(path).map_err(Error::io(&shown))?;
         let mut found = Sha256::new();
         let what = path.file_name().unwrap_or_default().to_string_lossy();
-        hash(&mut file, &mut found, (&shown, &what), bytes, reporter)?;
+        hash(&mut file, &mut found, &shown, &what, bytes, reporter)?;
         expect_sha256(&shown, sha256, &hex(found))?;
     }
     Ok(())
@@ -188,7 +188,8 @@ pub(crate) fn is_sha256(text: &str) -> bool {
 fn hash(
     file: &mut File,
     into: &mut Sha256,
-    (shown, what): (&str, &str),
+    shown: &str,
+    what: &str,
     bytes: u64,
     reporter: &Reporter,
 ) -> Result<()> {

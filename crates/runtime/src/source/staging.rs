@@ -78,7 +78,7 @@ impl<'a> Slot<'a> {
         file.sync_all().map_err(failed)?;
         sync_folder(&folder);
         if target.exists() {
-            fs::remove_dir_all(&target).map_err(failed)?;
+            fs::rename(&target, staging.root.join("replaced")).map_err(failed)?;
         }
         fs::rename(&folder, &target).map_err(failed)?;
         sync_folder(&self.cache.folder);
