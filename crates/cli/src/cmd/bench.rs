@@ -138,7 +138,6 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let options = machine.options();
         for &test in &tests {
             let recorder = recorder.as_mut();
-            opened.note_untrained(test.tokens());
             let batch = batch_size(&opened, &options, backend.as_ref(), test)?;
             rows.push(measure(&opened, backend.as_ref(), test, batch, &args, recorder)?);
         }
@@ -286,6 +285,7 @@ fn measure(
 ) -> Result<Row> {
     let plan = &opened.plan;
     let mut session = Session::load(opened, backend, test, batch)?;
+    opened.note_untrained(test.context());
     let samples_ns = samples(&mut session, test, args.repetitions.get())?;
     if let Some(recorder) = recorder {
         session.record(test, recorder)?;

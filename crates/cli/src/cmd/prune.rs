@@ -127,7 +127,7 @@ fn rule(args: &Args) -> Result<Rule> {
     let structure: Structure = args.pattern.parse().map_err(of_flag)?;
     let default = if args.imatrix.is_some() { "wanda" } else { "sparsegpt" };
     let method: Method = args.method.as_deref().unwrap_or(default).parse().map_err(of_flag)?;
-    let format = args.format.as_deref().map(surgery::parse_format).transpose()?;
+    let format = args.format.as_deref().map(surgery::parse_format).transpose().map_err(of_flag)?;
     let default = (structure == Structure::Unstructured).then_some(SPARSITY);
     let asked = args.sparsity.or(default).map(|share| share as f32);
     let sparsity = surgery::sparsity(structure, asked).map_err(of_flag)?;

@@ -5,7 +5,7 @@ use std::fs;
 use bodkin_eval::RoutingTrace;
 use serde_json::Value;
 
-use crate::place::{Place, failure, model};
+use crate::place::{Place, failure, model, stderr};
 
 const FIELDS: [&str; 25] = [
     "build_version",
@@ -129,9 +129,13 @@ fn encoders_read_texts_at_once() {
 
 #[test]
 fn a_profile_accounts_for_the_run() {
-    let flags = ["-p", "8", "-n", "0", "-o", "json", "-t", "1", "--profile"];
+    let flags = ["-p", "0", "-n", "3", "-o", "json", "-t", "1", "--profile"];
     let rows: Value = serde_json::from_str(&bench(&Place::new(), &flags)).unwrap();
     let parts = rows[0]["profile"].as_array().unwrap();
+    // Of one step of three, as the run took.
+    let profiled: f64 = parts.iter().map(|part| part["ms"].as_f64().unwrap()).sum();
+    let step = rows[0]["samples_ns"][0].as_f64().unwrap() / 3e6;
+    assert!(profiled < 2.0 * step, "{profiled} ms in a step of {step} ms");
     let has = |what: &str| parts.iter().any(|part| part["what"] == what);
     assert!(has("attention") && has("ffn_gate + ffn_up") && has("glu, quantize"), "{parts:?}");
     assert!(parts.iter().all(|part| part["ms"].as_f64().unwrap() > 0.0));
@@ -290,6 +294,25 @@ fn lists_and_ranges_multiply() {
     let once = [&plain[..], &deep].concat();
     assert_eq!(tests(&rows), [&once[..], &once].concat());
     assert_eq!((&rows[0]["n_threads"], &rows[10]["n_threads"]), (&1.into(), &2.into()));
+}
+
+#[test]
+fn a_context_beyond_the_trained_one_is_spoken_of() {
+    let output = Place::new().run(&[
+        "bench",
+        &model("llama"),
+        "-p",
+        "8",
+        "-n",
+        "0",
+        "-r",
+        "1",
+        "-d",
+        "1024",
+    ]);
+    assert!(output.status.success());
+    let note = "a context of 1032 tokens: the model was trained for 1024";
+    assert!(stderr(&output).contains(note), "{}", stderr(&output));
 }
 
 #[test]

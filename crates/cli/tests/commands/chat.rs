@@ -172,6 +172,9 @@ fn settings_change_the_next_answer() {
         ("n 2", "max-tokens           2"),
         ("logit-bias \"\"", "logit-bias           \"\""),
         ("l 5-1.5", "logit-bias           5-1.5"),
+        ("l 5-1.5, 6+2", "logit-bias           5-1.5, 6+2"),
+        ("stop \"a \", \"b\"", "stop                 \"a \", \"b\""),
+        ("stop \"\"", "stop                 \"\""),
         ("temp 0", "temperature          0"),
     ] {
         chat.say(&format!("/set {alias}"), "");

@@ -90,10 +90,15 @@ impl Row {
         Some(Split { compute, transfers, host, waiting })
     }
 
+    /// Milliseconds of a part of the profile in a step.
+    fn ms_of_step(&self, part: &StageProfile) -> f64 {
+        1e3 * part.seconds / self.steps.max(1) as f64
+    }
+
     fn part_fields(&self, part: &StageProfile) -> Value {
         json!({
             "what": part.name,
-            "ms": part.seconds * 1e3,
+            "ms": self.ms_of_step(part),
             "gb_s": part.bytes as f64 / part.seconds / 1e9,
             "gop_s": part.operations as f64 / part.seconds / 1e9,
             "bandwidth_share": part.bytes as f64 / part.seconds / self.bandwidth,
@@ -286,7 +291,7 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
             out,
             "| {} | {:.3} | {:.1} % | {:.1} | {:.0} % | {:.0} |",
             part.name,
-            part.seconds * 1e3 / row.steps.max(1) as f64,
+            row.ms_of_step(part),
             100.0 * part.seconds / all,
             speed / 1e9,
             100.0 * speed / row.bandwidth,

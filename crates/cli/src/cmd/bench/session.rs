@@ -37,6 +37,11 @@ impl Test {
         (self.prompt + self.generate) * self.sequences
     }
 
+    /// Tokens of a sequence at the end.
+    pub(super) fn context(&self) -> usize {
+        self.depth + self.prompt + self.generate
+    }
+
     /// Tokens of the largest prefill chunk.
     fn chunk(&self, batch_size: usize) -> usize {
         batch_size.min(self.depth.max(self.prompt).max(1))
@@ -46,8 +51,7 @@ impl Test {
 /// What a decoder is loaded for, to run a test with batches of `batch_size` tokens.
 pub(super) fn decoder_limits(plan: &Plan, test: Test, batch_size: usize) -> Limits {
     let (step, n) = (test.chunk(batch_size), test.sequences);
-    let tokens = test.depth + test.prompt + test.generate;
-    let pages = Pages::needed(&plan.windows(), tokens, step.max(PAGE_TOKENS), n);
+    let pages = Pages::needed(&plan.windows(), test.context(), step.max(PAGE_TOKENS), n);
     Limits { tokens: step.max(n), outputs: n, pages, state_slots: n }
 }
 

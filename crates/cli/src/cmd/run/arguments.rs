@@ -82,6 +82,16 @@ fn limit(text: &str) -> Result<Limit, String> {
     }
 }
 
+impl Settings {
+    /// Takes all values of a flag that may be repeated back.
+    pub(super) fn clear(&mut self, name: &str) {
+        match name {
+            "stop" => self.stop.clear(),
+            _ => self.sampling.clear_biases(),
+        }
+    }
+}
+
 /// The flags that `/set` changes during a chat.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct Settings {

@@ -202,19 +202,14 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
         return Ok(Next::Prompt);
     }
     let mut changed = Set { settings: session.settings.clone() };
-    match (&*name, value.trim()) {
-        ("stop", EMPTY) => changed.settings.stop.clear(),
-        ("logit-bias", EMPTY) => changed.settings.sampling.clear_biases(),
-        (name, value) => return set_flag(session, changed, &format!("--{name}={value}")),
+    let values = values(&name, value.trim()).into_iter();
+    let flags: Vec<String> = values.map(|value| format!("--{name}={value}")).collect();
+    if flags.is_empty() {
+        changed.settings.clear(&name);
+        session.apply(changed.settings)?;
+        return Ok(Next::Prompt);
     }
-    session.apply(changed.settings)?;
-    Ok(Next::Prompt)
-}
-
-/// Applies a flag to the settings.
-fn set_flag(session: &mut Session, mut changed: Set, flag: &str) -> Result<Next> {
-    let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
-    match changed.try_update_from(["/set", flag]) {
+    match changed.try_update_from(["/set".to_owned()].into_iter().chain(flags)) {
         Ok(()) => session.apply(changed.settings)?,
         Err(error) if error.kind() == ErrorKind::UnknownArgument => {
             say(&format!("unknown setting {name}; /set lists the settings"));
@@ -225,6 +220,18 @@ fn set_flag(session: &mut Session, mut changed: Set, flag: &str) -> Result<Next>
         }
     }
     Ok(Next::Prompt)
+}
+
+/// The values that a setting gets; none for an empty list.
+fn values(name: &str, value: &str) -> Vec<String> {
+    let one = || vec![value.to_owned()];
+    let list = match name {
+        // In quotes, as they are shown, or one without.
+        "stop" => serde_json::from_str(&format!("[{value}]")).unwrap_or_else(|_| one()),
+        "logit-bias" => value.split(',').map(|bias| bias.trim().to_owned()).collect(),
+        _ => return one(),
+    };
+    list.into_iter().filter(|value| !["", EMPTY].contains(&value.as_str())).collect()
 }
 
 /// The name of the setting that has this name or alias; another word as it is.

@@ -148,30 +148,23 @@ impl Session {
     /// The error of a prompt that the context has no room for. A user of a chat knows nothing of
     /// the prompt that the whole conversation makes.
     fn too_long(&self, prompt: &str, tokens: usize, limit: usize) -> Result<anyhow::Error> {
-        let (context, help) = (self.model.context(), self.help_with_context());
+        let context = self.model.context();
         if !(self.is_chat && self.is_interactive) {
-            let error = bodkin_engine::Error::PromptTooLong { tokens, limit };
-            return Ok(anyhow!("{error}{}", joined_help(&help)));
+            let (error, help) = (
+                bodkin_engine::Error::PromptTooLong { tokens, limit },
+                self.help_with_context(true),
+            );
+            return Ok(anyhow!("{error}{help}"));
         }
-        let alone = self.model.tokenize(prompt)?.len();
-        if alone >= limit {
-            // Neither a new conversation nor fewer turns help.
-            let help = joined_help(&help[..usize::from(self.has_larger_context())]);
-            return Ok(anyhow!(
-                "the prompt alone has {alone} tokens, the context of {context} has room for \
-                 {limit}{help}"
-            ));
-        }
-        let help = joined_help(&help);
-        Ok(anyhow!(
-            "the conversation has {tokens} tokens with this prompt, the context of {context} has \
-             room for {limit}{help}"
-        ))
-    }
-
-    /// Whether the model may have a larger context.
-    fn has_larger_context(&self) -> bool {
-        self.model.context() < self.model.plan().context_length
+        let system = self.messages.iter().take_while(|message| message.role == "system");
+        let alone = system.cloned().chain([Message::new("user", prompt)]).collect::<Vec<_>>();
+        let alone = self.model.tokenize_chat(&alone)?.len();
+        let what = match alone > limit {
+            true => format!("the prompt alone has {alone} tokens"),
+            false => format!("the conversation has {tokens} tokens with this prompt"),
+        };
+        let help = self.help_with_context(alone <= limit);
+        Ok(anyhow!("{what}, the context of {context} has room for {limit}{help}"))
     }
 
     /// Takes the last prompt and its answer back, so that it can be answered again.
@@ -278,22 +271,26 @@ impl Session {
             }
             Finish::Context => {
                 let context = self.model.context();
-                let help = joined_help(&self.help_with_context());
+                let help = self.help_with_context(true);
                 Some(format!("[answer cut: the context of {context} tokens is full{help}]"))
             }
             _ => None,
         }
     }
 
-    /// What helps when the context is full. The first is a larger context, if there may be one.
-    fn help_with_context(&self) -> Vec<&'static str> {
+    /// What helps when the context is full, after a semicolon; `turns` if fewer of them help.
+    fn help_with_context(&self, turns: bool) -> String {
+        let is_shorter = self.model.context() < self.model.plan().context_length;
+        let has_turns = self.is_interactive && turns;
         let can_shift = self.is_chat && !self.shifts;
         let help = [
-            (self.has_larger_context(), "-c N sets a larger context"),
-            (self.is_interactive, "/clear begins a new conversation"),
-            (self.is_interactive && can_shift, "--context-shift drops the oldest turns"),
+            (is_shorter, "-c N sets a larger context"),
+            (has_turns, "/clear begins a new conversation"),
+            (has_turns && can_shift, "--context-shift drops the oldest turns"),
         ];
-        help.into_iter().filter(|(helps, _)| *helps).map(|(_, text)| text).collect()
+        let help: Vec<&str> =
+            help.iter().filter(|(helps, _)| *helps).map(|(_, text)| *text).collect();
+        if help.is_empty() { String::new() } else { format!("; {}", help.join(", ")) }
     }
 
     /// The model, the conversation and the settings, one line each.
@@ -321,7 +318,7 @@ impl Session {
         let max_tokens =
             self.request.max_tokens.map_or(UNLIMITED.to_owned(), |max| max.to_string());
         let mut rows = vec![("max-tokens", max_tokens)];
-        let stop = self.request.stop.iter().map(|text| format!("{text:?}"));
+        let stop = self.request.stop.iter().map(|text| json!(text).to_string());
         rows.push(("stop", sampling::list(stop)));
         rows.extend(sampling::values(&self.request.sampling));
         rows.retain(|(of_row, _)| name.is_none_or(|name| name == *of_row));
@@ -353,11 +350,6 @@ impl Session {
         };
         Ok(self.messages.len())
     }
-}
-
-/// What helps, after a semicolon.
-fn joined_help(help: &[&str]) -> String {
-    if help.is_empty() { String::new() } else { format!("; {}", help.join(", ")) }
 }
 
 /// The messages of a saved conversation.
