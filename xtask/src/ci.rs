@@ -16,11 +16,11 @@ const STEPS: &[(&str, &str)] = &[
     ("cuda", "xtask emulate"),
     ("arm", "xtask arm"),
     ("windows", "check --quiet --target x86_64-pc-windows-gnu"),
-    // What needs no C compiler for it: the others depend on rustls' cryptography.
+    // What needs no C compiler for it; the server and downloads need one, for cryptography.
     (
         "macos",
         "check --quiet --target aarch64-apple-darwin -p bodkin-cpu -p bodkin-cuda -p bodkin-wgpu \
-         -p bodkin-engine -p bodkin-eval -p bodkin-compress",
+         -p bodkin-engine -p bodkin-eval -p bodkin-convert",
     ),
     ("tests", "test --workspace --all-features --quiet"),
     ("docs", "doc --workspace --all-features --no-deps --document-private-items --quiet"),

@@ -115,21 +115,20 @@ fn build(keys: &HyperParameters<'_>, tensors: &[Tensor]) -> Result<Plan> {
     };
     let mut builder = Builder::new(keys, tensors)?;
     let output = build(keys, &mut builder)?;
-    has_no_more_blocks(keys, tensors)?;
+    refuse_more_blocks(keys, tensors)?;
     builder.finish(output)
 }
 
 /// Refuses a file with tensors of more blocks than its metadata has: a model without its last
 /// layers runs, and answers with nonsense.
-fn has_no_more_blocks(keys: &HyperParameters<'_>, tensors: &[Tensor]) -> Result<()> {
+fn refuse_more_blocks(keys: &HyperParameters<'_>, tensors: &[Tensor]) -> Result<()> {
     let block = |tensor: &Tensor| -> Option<usize> {
         tensor.name.strip_prefix("blk.")?.split_once('.')?.0.parse().ok()
     };
     let (last, blocks) = (tensors.iter().filter_map(block).max(), keys.size("block_count")?);
     match last {
         Some(last) if last >= blocks => {
-            let problem =
-                format!("expected more than {last}, a block with tensors, found {blocks}");
+            let problem = format!("the tensors have a block {last}, found {blocks} blocks");
             Err(keys.error("block_count", problem))
         }
         _ => Ok(()),

@@ -124,7 +124,7 @@ fn absurd_sizes_are_named() {
         ("block_count", 1 << 31, "2147483648"),
         ("block_count", 5000, "5000"),
         ("block_count", 4, "blk.3"),
-        ("block_count", 2, "expected more than 2"),
+        ("block_count", 2, "a block 2, found 2 blocks"),
         ("embedding_length", 0, "found 0"),
         ("feed_forward_length", 0, "found 0"),
         ("rope.dimension_count", 7, "7"),

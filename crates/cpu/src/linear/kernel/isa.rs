@@ -23,8 +23,8 @@ use crate::linear::sparse::layout::{SparseFloat, SparseInteger, SparseLayout};
 /// `columns`), on a processor that has the instructions. The sparse and column-major integer
 /// kernels and both expansions also need the byte-expanding instructions, see `Isa::for_expansion`.
 pub(crate) trait MicroKernels {
-    /// The set whose kernels multiply floats. Sets that differ in dot products of bytes alone have
-    /// one, compiled once.
+    /// The set whose kernels multiply floats: its instructions are among these. Sets that differ in
+    /// dot products of bytes alone have one, compiled once.
     type Floats: MicroKernels;
 
     /// Tokens of the widest integer tile whose accumulators stay in registers.
