@@ -77,7 +77,7 @@ pub enum Error {
         reason: String,
     },
     /// No source delivered the model.
-    #[error("{name} could not be fetched{}", lines(attempts))]
+    #[error("{name} could not be fetched{}", reasons(attempts))]
     Unavailable {
         /// The name as it was given.
         name: String,
@@ -219,7 +219,10 @@ impl Error {
     }
 }
 
-/// One indented line for each source.
-fn lines(attempts: &[(&'static str, String)]) -> String {
-    attempts.iter().map(|(source, reason)| format!("\n  {source}: {reason}")).collect()
+/// The reason of one source, or an indented line for each of several.
+fn reasons(attempts: &[(&'static str, String)]) -> String {
+    match attempts {
+        [(source, reason)] => format!(": {source}: {reason}"),
+        _ => attempts.iter().map(|(source, reason)| format!("\n  {source}: {reason}")).collect(),
+    }
 }

@@ -184,6 +184,7 @@ fn settings_change_the_next_answer() {
     chat.say("/set nonsense 1", "unknown setting nonsense; /set lists the settings");
     chat.say("/set top-k many", "invalid value 'many' for '--top-k <K>'");
     chat.say("/set top-p 7", "error: --top-p: expected a number from 0 to 1, found 7");
+    chat.say("/set stop \"a", "error: expected \"A\", \"B\" or a text without quotes, found \"a");
     chat.say("/set repeat-last-n -2", "error: --repeat-last-n: expected -1 or more, found -2");
     chat.say("/show", "llama.gguf (llama ");
     chat.expect(" tokens, 3 turns");

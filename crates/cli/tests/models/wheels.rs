@@ -78,7 +78,7 @@ fn broken_wheels_leave_nothing_behind() {
         let output = place.run(&["pull", &format!("pip:{package}")]);
         let error = error(&output);
         assert!(error.contains(expected), "{package}: {error}");
-        assert!(error.contains("\n  pip: "), "{package}: {error}");
+        assert!(error.contains("could not be fetched: pip: "), "{package}: {error}");
     }
     assert!(place.entries().is_empty());
     assert!(place.leftovers().is_empty());

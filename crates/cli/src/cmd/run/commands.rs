@@ -3,7 +3,7 @@
 use std::io::{Write, stdout};
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
@@ -202,7 +202,7 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
         return Ok(Next::Prompt);
     }
     let mut changed = Set { settings: session.settings.clone() };
-    let values = values(&name, value.trim()).into_iter();
+    let values = values(&name, value.trim())?.into_iter();
     let flags: Vec<String> = values.map(|value| format!("--{name}={value}")).collect();
     if flags.is_empty() {
         changed.settings.clear(&name);
@@ -223,15 +223,18 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
 }
 
 /// The values that a setting gets; none for an empty list.
-fn values(name: &str, value: &str) -> Vec<String> {
-    let one = || vec![value.to_owned()];
-    let list = match name {
-        // In quotes, as they are shown, or one without.
-        "stop" => serde_json::from_str(&format!("[{value}]")).unwrap_or_else(|_| one()),
+fn values(name: &str, value: &str) -> Result<Vec<String>> {
+    let list: Vec<String> = match name {
+        // As they are shown; one may be without quotes.
+        "stop" if value.is_empty() || value.starts_with('"') => {
+            serde_json::from_str(&format!("[{value}]")).map_err(|_| {
+                anyhow!("expected \"A\", \"B\" or a text without quotes, found {value}")
+            })?
+        }
         "logit-bias" => value.split(',').map(|bias| bias.trim().to_owned()).collect(),
-        _ => return one(),
+        _ => return Ok(vec![value.to_owned()]),
     };
-    list.into_iter().filter(|value| !["", EMPTY].contains(&value.as_str())).collect()
+    Ok(list.into_iter().filter(|value| !["", EMPTY].contains(&value.as_str())).collect())
 }
 
 /// The name of the setting that has this name or alias; another word as it is.
