@@ -119,6 +119,7 @@ impl Server {
         let result = runtime.block_on(async {
             let router = router::router(Arc::clone(&app));
             let pool = Arc::clone(&app.pool);
+            pool.begin_default();
             let first = tokio::spawn(async move { pool.get(None).await.map(drop) });
             let pool = Arc::clone(&app.pool);
             let maintenance = tokio::spawn(async move {

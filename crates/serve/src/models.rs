@@ -90,6 +90,14 @@ impl ModelPool {
         })
     }
 
+    /// Says that the default model is being loaded, before the first client can ask: `/health`
+    /// would call one that waits for its load healthy.
+    pub(crate) fn begin_default(&self) {
+        if let Ok(entry) = self.entry(None) {
+            drop(entry.begin_load());
+        }
+    }
+
     /// The model that a client names, loaded.
     pub(crate) async fn get(self: &Arc<ModelPool>, name: Option<&str>) -> Result<Lease> {
         let entry = self.entry(name)?;
