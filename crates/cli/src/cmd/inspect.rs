@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Print the memory of the running model
     #[arg(long)]
     memory: bool,
-    /// With --tensors: also count zeros of dense formats
+    /// Print the tensors, with the share of zeros also of dense formats
     #[arg(long)]
     zeros: bool,
     /// Print metadata and tensors, or the memory, as JSON
@@ -45,7 +45,8 @@ pub(crate) struct Args {
     machine: Machine,
 }
 
-pub(crate) fn run(args: Args) -> Result<()> {
+pub(crate) fn run(mut args: Args) -> Result<()> {
+    args.tensors |= args.zeros;
     let program_bytes = resident_bytes();
     let mut out = std::io::stdout().lock();
     if !args.plan && !args.memory {

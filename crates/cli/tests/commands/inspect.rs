@@ -55,6 +55,16 @@ fn the_text_has_all_keys_and_tensors() {
 }
 
 #[test]
+fn zeros_are_counted_in_dense_tensors() {
+    let text = Place::new().text(&["inspect", &model("llama"), "--zeros"]);
+    let mut tensors = text.lines().filter(|line| line.contains(".weight "));
+    assert!(
+        tensors.clone().count() > 20 && tensors.all(|line| line.ends_with(" % zeros")),
+        "{text}"
+    );
+}
+
+#[test]
 fn the_json_says_what_the_reference_says() {
     let place = Place::new();
     let json = place.json(&["inspect", &model("llama"), "--json"]);
