@@ -160,7 +160,7 @@ pub(crate) static ALL: &[Known] = &[
                 },
             ],
         },
-        terms: "Gemma Terms of Use",
+        terms: "Gemma Terms of Use, https://ai.google.dev/gemma/terms",
         recommended: Recommendation::default,
         note: Some("a base model, which continues texts and cannot chat"),
     },
