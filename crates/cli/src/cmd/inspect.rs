@@ -35,7 +35,7 @@ pub(crate) struct Args {
     /// Print the memory of the running model
     #[arg(long)]
     memory: bool,
-    /// Print the tensors, with the share of zeros also of dense formats
+    /// Print the tensors and their shares of zeros
     #[arg(long)]
     zeros: bool,
     /// Print metadata and tensors, or the memory, as JSON
