@@ -1,5 +1,5 @@
-// Products with the matrices of a token's experts: a workgroup computes ROWS rows of one expert for
-// one token, summed as in gemv.wgsl. Columns stay as they are: as bytes they took a model's logits
+// Products with the matrices of the experts of a list's rows: a workgroup computes ROWS rows of one
+// expert for one row, summed as in gemv.wgsl. Columns stay as they are: as bytes they took a model's logits
 // further from the reference than an NMSE of 1e-3.
 
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
@@ -7,12 +7,13 @@
 @group(0) @binding(5) var<storage, read> route: array<f32>;
 
 // Columns of an input row; rows of an expert's matrix; experts of a token; whether only some experts
-// are used; whether there is a bias.
+// are used; whether there is a bias; the list of rows.
 const INPUT_WIDTH: u32 = 12u;
 const EXPERT_ROWS: u32 = 13u;
 const USED: u32 = 14u;
 const IS_ROUTED: u32 = 15u;
 const HAS_BIAS: u32 = 16u;
+const LIST: u32 = 17u;
 
 @compute @workgroup_size(64)
 fn main(
@@ -26,7 +27,12 @@ fn main(
     let tile = linear_id(id, groups);
     let slot = tile / tiles;
     let first = (tile % tiles) * ROWS;
-    let token = id.x;
+    // The first row of a list is in the header.
+    let header = LISTS + 4u * param(LIST);
+    var token = batch[header + 2u];
+    if id.x > 0u {
+        token = batch[batch[header] + 2u * id.x];
+    }
     if slot >= used {
         return;
     }

@@ -32,18 +32,17 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let first = linear_id(id, groups) * TILE;
-    let rows = param(PART_ROWS);
-    let list = batch[LISTS + 4u * param(LIST)];
-    let count = batch[LISTS + 4u * param(LIST) + 1u];
-    let first_x = id.x * TILE;
+    //@ weight rows
+    let first = begin + linear_id(id, groups) * TILE;
+    let first_x = tile_start(id.x);
+    let end_x = tile_end(id.x);
     if first >= rows {
         return;
     }
     // Each thread brings one or two times four columns of a row of both tiles.
     let mine = thread % TILE;
     let w_row = weight_row(min(first + mine, rows - 1u)) * row_chunks();
-    let x_row = batch[list + 2u * min(first_x + mine, count - 1u)] * param(INPUT_STRIDE);
+    let x_row = input_row(min(first_x + mine, end_x - 1u)) * param(INPUT_STRIDE);
     let m = thread / 16u;
     let n = thread % 16u;
     //@ for h HALVES
@@ -90,8 +89,8 @@ fn main(
     //@ for t HALVES
     //@ for i 4
     let token{t}_{i} = first_x + 64u * {t}u + 4u * n + {i}u;
-    if token{t}_{i} < count {
-        let out_row = batch[list + 2u * token{t}_{i} + 1u];
+    if token{t}_{i} < end_x {
+        let out_row = output_row(token{t}_{i});
         //@ for h HALVES
         let row{h} = first + 64u * {h}u + 4u * m;
         if row{h} < rows {

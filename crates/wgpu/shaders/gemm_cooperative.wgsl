@@ -23,13 +23,11 @@ fn main(
     @builtin(subgroup_id) subgroup: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
-    // Without calls, so that naga sees that all threads branch alike.
-    let first = (id.y + id.z * groups.y) * TILE;
-    let rows = params[PART_ROWS >> 2u][PART_ROWS & 3u];
+    //@ weight rows
+    let first = begin + (id.y + id.z * groups.y) * TILE;
     let steps = params[GROUPS >> 2u][GROUPS & 3u];
-    let list = batch[LISTS + 4u * param(LIST)];
-    let count = batch[LISTS + 4u * param(LIST) + 1u];
-    let first_x = id.x * TILE;
+    let first_x = tile_start(id.x);
+    let end_x = tile_end(id.x);
     if first >= rows {
         return;
     }
@@ -37,7 +35,7 @@ fn main(
     let mine = thread * THREAD_QUADS / 8u;
     let quad0 = thread * THREAD_QUADS % 8u;
     let w_row = weight_row(min(first + mine, rows - 1u)) * row_chunks() + quad0 / QUADS;
-    let x_row = min(first_x + mine, count - 1u) * input_stride() + quad0;
+    let x_row = half_row(min(first_x + mine, end_x - 1u)) * input_stride() + quad0;
     let to = mine * STRIDE + quad0;
     // The rows of this subgroup.
     let m = subgroup / 4u * (TILE / 2u);
@@ -92,16 +90,16 @@ fn main(
     let token{j} = first_x + n + 16u * {j}u + lane / 2u;
     var out_row{j} = 0u;
     var factor{j} = 0.0;
-    if token{j} < count {
-        out_row{j} = batch[list + 2u * token{j} + 1u];
-        factor{j} = input_factor(token{j}) * f32(LARGEST_SCALE);
+    if token{j} < end_x {
+        out_row{j} = output_row(token{j});
+        factor{j} = input_factor(half_row(token{j})) * f32(LARGEST_SCALE);
     }
     //@ for i W_BLOCKS
     coopStore(sum{i}_{j}, &sums[subgroup * 256u], 16u);
     workgroupBarrier();
     //@ for p 4
     let row{i}_{j}_{p} = first + m + 16u * {i}u + 8u * (lane % 2u) + 2u * {p}u;
-    if token{j} < count && row{i}_{j}_{p} < rows {
+    if token{j} < end_x && row{i}_{j}_{p} < rows {
         let at = subgroup * 256u + 8u * lane + 2u * {p}u;
         let pair = vec2(sums[at], sums[at + 1u]) * factor{j};
         finish(row{i}_{j}_{p}, out_row{j}, pair, finish_of(row{i}_{j}_{p}, out_row{j}));

@@ -1,4 +1,4 @@
-// Input rows of a list in half precision, divided by a power of two that brings the largest column
+// Input rows of a list, one or several for each of it, in half precision, divided by a power of two that brings the largest column
 // between 2^13 and 2^14: halves end at 65504.
 
 @group(0) @binding(1) var<storage, read_write> halves: array<vec4<f16>>;
@@ -20,10 +20,11 @@ fn exponent_of(x: f32) -> i32 {
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
     let list = batch[LISTS + 4u * param(LIST)];
-    let at = batch[list + 2u * id.x] * param(INPUT_STRIDE);
+    let at = (batch[list + 2u * id.x] * groups.y + id.y) * param(INPUT_STRIDE);
     let quads = 8u * param(GROUPS);
     var most = vec4<f32>();
     for (var i = thread; i < quads; i += THREADS) {
@@ -46,7 +47,7 @@ fn main(
     }
     let exponent = exponent_of(row_max);
     let scale = bitcast<f32>(u32(127 - exponent) << 23u);
-    let out = id.x * (quads + 1u);
+    let out = (id.x * groups.y + id.y) * (quads + 1u);
     for (var i = thread; i < quads; i += THREADS) {
         halves[out + i] = vec4<f16>(input4(at, i) * scale);
     }

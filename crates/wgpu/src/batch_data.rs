@@ -107,6 +107,7 @@ impl BatchData {
             Depth::Outputs => self.outputs,
             Depth::Spans => self.spans,
             Depth::List(list, rows) => self.lists[list as usize].div_ceil(rows),
+            Depth::Experts(list, tiles) => tiles.most(self.lists[list as usize]),
         }
     }
 

@@ -5,7 +5,7 @@ use bodkin_model::{Op, Plan};
 
 use crate::gpu::Gpu;
 use crate::kv::{self, KvCache};
-use crate::lower::{ARGMAX_PARTS, all_split_elements, byte_row_vectors, half_row_quads};
+use crate::lower::{ARGMAX_PARTS, all_split_elements, byte_row_vectors, half_row_quads, tile_words};
 use crate::program::{Activations, BufferId, KvDtype, Program};
 
 /// All of them, in the order of their numbers.
@@ -15,6 +15,7 @@ pub(crate) struct Buffers {
     pub(crate) states: Vec<wgpu::Buffer>,
     pub(crate) angles: Vec<wgpu::Buffer>,
     pub(crate) counts: wgpu::Buffer,
+    expert_tiles: wgpu::Buffer,
     halves: wgpu::Buffer,
     bytes: wgpu::Buffer,
     scores: wgpu::Buffer,
@@ -47,6 +48,7 @@ impl Buffers {
             states: states.collect::<Result<_>>()?,
             angles: angles.collect::<Result<_>>()?,
             counts: buffer("counts of experts", program.counts)?,
+            expert_tiles: buffer("tiles of experts", tile_words(plan, limits.tokens))?,
             halves: gpu.buffer("inputs in half precision", halves_bytes(gpu, plan, limits))?,
             bytes: gpu.buffer("inputs as bytes", row_bytes(gpu, plan, limits))?,
             scores: buffer("scores", limits.tokens * scores_width(plan, limits))?,
@@ -68,6 +70,7 @@ impl Buffers {
             BufferId::State(i) => &self.states[i],
             BufferId::Angles(i) => &self.angles[i],
             BufferId::Counts => &self.counts,
+            BufferId::ExpertTiles => &self.expert_tiles,
             BufferId::Halves => &self.halves,
             BufferId::Bytes => &self.bytes,
             BufferId::Scores => &self.scores,

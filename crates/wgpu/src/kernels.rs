@@ -48,17 +48,31 @@ fn epilogue(epilogue: Epilogue) -> String {
         Epilogue::One => include_str!("../shaders/epilogue_one.wgsl"),
         Epilogue::Three => include_str!("../shaders/epilogue_three.wgsl"),
         Epilogue::Gate => include_str!("../shaders/epilogue_gate.wgsl"),
+        Epilogue::Experts => include_str!("../shaders/epilogue_experts.wgsl"),
     };
     let functions = match epilogue {
         Epilogue::Gate => FUNCTIONS,
-        Epilogue::One | Epilogue::Three => "",
+        Epilogue::One | Epilogue::Three | Epilogue::Experts => "",
     };
     [functions, include_str!("../shaders/epilogue.wgsl"), own].concat()
 }
 
-/// The shaders of whole rows of operands, and of what a matmul does with its sums.
-fn tiles(m: Matmul) -> String {
-    [&weights(m.layout), rows(m.inputs), &epilogue(m.epilogue)].concat()
+/// The shaders of whole rows of operands, of which rows a tile has, of what a matmul does with its
+/// sums, and its own.
+fn tiled(m: Matmul, own: &str) -> String {
+    let (of, weight_rows) = match m.epilogue {
+        Epilogue::Experts => (
+            include_str!("../shaders/tiles_experts.wgsl"),
+            include_str!("../shaders/weight_rows_experts.wgsl"),
+        ),
+        Epilogue::One | Epilogue::Three | Epilogue::Gate => (
+            include_str!("../shaders/tiles_list.wgsl"),
+            include_str!("../shaders/weight_rows_list.wgsl"),
+        ),
+    };
+    // Without calls, as naga must see that all threads branch alike.
+    let own = own.replace("    //@ weight rows\n", weight_rows);
+    [&weights(m.layout), rows(m.inputs), of, &epilogue(m.epilogue), &own].concat()
 }
 
 /// Repeats the lines between `//@ for NAME COUNT` and `//@ end`, with each number for `{NAME}`: a
@@ -157,7 +171,7 @@ fn gemm_cooperative(m: Matmul, tile: usize) -> String {
     ];
     let own = include_str!("../shaders/gemm_cooperative.wgsl");
     let enabled = "enable f16;\nenable wgpu_cooperative_matrix;\n";
-    [enabled, &text(&[&tiles(m), own], &constants)].concat()
+    [enabled, &text(&[&tiled(m, own)], &constants)].concat()
 }
 
 fn gemm(m: Matmul, tile: usize) -> String {
@@ -165,7 +179,7 @@ fn gemm(m: Matmul, tile: usize) -> String {
         return gemm_cooperative(m, tile);
     }
     let constants = [("QUADS", m.layout.chunk_quads()), ("HALVES", tile / 64)];
-    text(&[&tiles(m), include_str!("../shaders/gemm.wgsl")], &constants)
+    text(&[&tiled(m, include_str!("../shaders/gemm.wgsl"))], &constants)
 }
 
 /// Rows of a list in half precision.
@@ -239,6 +253,7 @@ impl Kernel {
             Kernel::Gemv(m, tokens) => gemv(m, tokens, activations),
             Kernel::Gemm(m, tile) => gemm(m, tile),
             Kernel::Halves(inputs) => halves(inputs),
+            Kernel::GroupExperts => plain(&[include_str!("../shaders/group_experts.wgsl")]),
             Kernel::Experts(layout, inputs) => experts(layout, inputs),
             Kernel::Bytes(inputs, quads) => bytes(inputs, quads),
             Kernel::Norm => norm(None),
@@ -272,10 +287,15 @@ impl Kernel {
     /// Of each binding from 1 on, whether the shader writes it.
     pub(crate) fn writes(self) -> &'static [bool] {
         match self {
-            Kernel::Embed(_) | Kernel::Pool | Kernel::ArgmaxPart | Kernel::Argmax => &[false, true],
+            Kernel::Embed(_)
+            | Kernel::Pool
+            | Kernel::GroupExperts
+            | Kernel::ArgmaxPart
+            | Kernel::Argmax => &[false, true],
             Kernel::Gemv(m, _) | Kernel::Gemm(m, _) => match m.epilogue {
                 Epilogue::One | Epilogue::Gate => &[false, false, false, false, true],
                 Epilogue::Three => &[false, false, false, false, true, true, true],
+                Epilogue::Experts => &[false, false, false, false, true, false],
             },
             Kernel::Halves(_) | Kernel::Bytes(..) => &[true, false],
             Kernel::Store(_) => &[false, false, false, false, false, true, true],
@@ -335,7 +355,8 @@ mod tests {
                     ]
                 };
                 let matmuls = EPILOGUES.map(matmul);
-                let experts = [Kernel::Experts(layout, inputs)];
+                let of_experts = Matmul { layout, inputs, epilogue: Epilogue::Experts };
+                let experts = [Kernel::Experts(layout, inputs), Kernel::Gemm(of_experts, 64)];
                 matmuls.into_iter().flat_map(of).chain(experts).collect::<Vec<_>>()
             };
             let all = [Inputs::Aligned, Inputs::Padded].map(matmuls);
@@ -347,7 +368,9 @@ mod tests {
         let cooperative = layouts.into_iter().filter(|layout| layout.fits_halves());
         let cooperative = cooperative.flat_map(|layout| {
             let matmul = |epilogue| Matmul { layout, inputs: Inputs::Halves, epilogue };
-            EPILOGUES.map(matmul).into_iter().flat_map(|m| [64, 128].map(|t| Kernel::Gemm(m, t)))
+            let of_experts = Kernel::Gemm(matmul(Epilogue::Experts), 64);
+            let of_list = EPILOGUES.map(matmul).into_iter();
+            of_list.flat_map(|m| [64, 128].map(|t| Kernel::Gemm(m, t))).chain([of_experts])
         });
         let of_dtype = |dtype| {
             [vec![Kernel::Store(dtype)], dtypes.map(|b| Kernel::Attention(dtype, b)).to_vec()]
@@ -365,6 +388,7 @@ mod tests {
             Kernel::Rope,
             Kernel::Elementwise,
             Kernel::HyperWeights,
+            Kernel::GroupExperts,
             Kernel::Route,
             Kernel::Pool,
             Kernel::AttentionF16,

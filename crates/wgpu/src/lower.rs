@@ -1,6 +1,7 @@
 //! The plan as dispatches: a few for each operation. This file must not know the device.
 
 mod attention;
+mod experts;
 mod matmul;
 mod rows;
 mod stages;
@@ -15,11 +16,12 @@ use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 pub(crate) use attention::all_split_elements;
 #[cfg(test)]
 pub(crate) use matmul::GEMV_TOKENS;
-pub(crate) use matmul::{EXPERT_ROWS, byte_row_vectors, gemv_shape, half_row_quads};
+pub(crate) use experts::{EXPERT_ROWS, tile_words};
+pub(crate) use matmul::{byte_row_vectors, gemv_shape, half_row_quads};
 pub(crate) use stages::{Stage, stacks, stages};
 
 use crate::program::{
-    Arithmetic, BufferId, Depth, Dispatch, Grid, Kernel, KvDtype, Program, ValueBuffer,
+    Arithmetic, BufferId, Depth, Dispatch, ExpertTiles, Grid, Kernel, KvDtype, Program, ValueBuffer,
 };
 use crate::weights::Matrix;
 use stages::Kind;
@@ -43,6 +45,8 @@ pub(crate) struct Lowering<'a> {
     program: Program,
     /// The value whose rows the buffer of bytes has, and the vectors of four columns in its chunks.
     bytes: Option<(Value, usize)>,
+    /// The route by which the buffer of tiles has the experts of rows, and their tiles.
+    grouped: Option<(Option<Value>, ExpertTiles)>,
     /// The first operation of the stage, and the last one, whose result is the stage's.
     first: usize,
     op: usize,
@@ -75,6 +79,7 @@ pub(crate) fn lower(
         window_indices,
         program,
         bytes: None,
+        grouped: None,
         first: 0,
         op: 0,
     };
@@ -125,10 +130,11 @@ impl Lowering<'_> {
             | Op::Cutoff { .. }
             | Op::HyperWeights { .. }
             | Op::Pool { .. } => self.rows(),
-            Op::Linear { .. } | Op::Logits { .. } | Op::ExpertLinear { .. } => {
+            Op::Linear { .. } | Op::Logits { .. } => {
                 self.matmul();
                 Ok(())
             }
+            Op::ExpertLinear { .. } => self.expert_matmul(),
             Op::Route { .. } => self.route(),
             Op::Attention { .. } | Op::Select { .. } => self.attention(),
             Op::Conv { .. } | Op::Compress { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => {

@@ -18,7 +18,7 @@ use crate::buffers::{self, Buffers};
 use crate::dispatch::{self, Ready};
 use crate::gpu::Gpu;
 use crate::kv;
-use crate::lower::{Stage, all_split_elements, lower, stacks, stages};
+use crate::lower::{Stage, all_split_elements, lower, stacks, stages, tile_words};
 use crate::observe::Observed;
 use crate::program::{ARGMAX_DISPATCHES, BufferId, Depth, Program};
 use crate::timestamps::Timestamps;
@@ -69,6 +69,7 @@ pub(crate) fn memory(gpu: &Gpu, plan: &Plan, limits: &Limits, kv_type: backend::
         }
     }
     let angles: usize = ropes.iter().map(|rope| 4 * rope.dims * limits.tokens).sum();
+    let tiles = 4 * tile_words(plan, limits.tokens) as u64;
     let splits = 4 * all_split_elements(plan, limits, &dtypes) as u64;
     let inputs = buffers::halves_bytes(gpu, plan, limits) + buffers::row_bytes(gpu, plan, limits);
     let values = crate::lower::value_buffers(plan, &stages);
@@ -78,7 +79,7 @@ pub(crate) fn memory(gpu: &Gpu, plan: &Plan, limits: &Limits, kv_type: backend::
         weight_bytes: weights::bytes(plan, &stacks(plan, &stages), most_bytes),
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
-        scratch_bytes: values.sum::<u64>() + 2 * logits + inputs + scores + splits + angles as u64,
+        scratch_bytes: values.sum::<u64>() + 2 * logits + inputs + tiles + scores + splits + angles as u64,
         ..Memory::default()
     }
 }

@@ -40,10 +40,13 @@ pub(crate) enum Kernel {
     Gemv(Matmul, usize),
     /// Matmuls of many rows, with the number of rows of a workgroup: 64 or 128.
     Gemm(Matmul, usize),
+    /// The experts of prompts' rows, grouped by expert.
+    GroupExperts,
     /// Input rows in half precision, from how they lie.
     Halves(Inputs),
     /// Input rows as bytes, from how they lie, with the vectors of four columns in a chunk.
     Bytes(Inputs, usize),
+    /// Matmuls of experts of few rows.
     Experts(Layout, Inputs),
     Norm,
     /// A norm whose result is also stored as bytes, with the vectors of four columns in a chunk.
@@ -83,6 +86,7 @@ impl Kernel {
             Kernel::Halves(_) => "halves",
             Kernel::Bytes(..) => "bytes",
             Kernel::Experts(..) => "experts",
+            Kernel::GroupExperts => "group experts",
             Kernel::Norm | Kernel::NormBytes(_) => "norm",
             Kernel::Rope => "rope",
             Kernel::Elementwise => "elementwise",
@@ -148,6 +152,8 @@ pub(crate) enum Epilogue {
     Three,
     /// Multiplies the lower half of the rows with what an activation makes of the upper half.
     Gate,
+    /// Stores those of an expert of a token; tiles have the rows of an expert each.
+    Experts,
 }
 
 /// The operations of `elementwise.wgsl`, numbered alike there.
@@ -190,6 +196,8 @@ pub(crate) enum BufferId {
     Angles(usize),
     /// How often experts were selected.
     Counts,
+    /// The experts of a list's rows, grouped by expert.
+    ExpertTiles,
     /// Input rows of a matmul in half precision.
     Halves,
     /// Input rows of a matmul as bytes.
@@ -233,6 +241,32 @@ pub(crate) enum Depth {
     /// Rows of a list, with the number of rows of a workgroup. Nothing is dispatched for an empty
     /// list.
     List(List, usize),
+    /// Tiles of the rows of a list's experts, at most.
+    Experts(List, ExpertTiles),
+}
+
+/// The tiles of rows that each have one expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExpertTiles {
+    /// All experts, and those of a row of the list.
+    pub(crate) experts: usize,
+    pub(crate) used: usize,
+    /// Rows of a tile.
+    pub(crate) rows: usize,
+}
+
+impl ExpertTiles {
+    /// How many there are at most for a number of rows of the list.
+    pub(crate) fn most(self, rows: usize) -> usize {
+        let pairs = rows * self.used;
+        pairs / self.rows + self.experts.min(pairs)
+    }
+
+    /// Where the pairs of rows and experts begin in the buffer, for a number of rows of the list:
+    /// behind the tiles' number, and the three words of each.
+    pub(crate) fn pairs_at(self, rows: usize) -> usize {
+        1 + 3 * self.most(rows)
+    }
 }
 
 /// One run of a kernel.

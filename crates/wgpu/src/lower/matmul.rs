@@ -12,23 +12,21 @@ use crate::layout::{GROUP_COLS, Layout, Packing, chunks, word_vectors};
 use crate::program::{Activations, BufferId, Depth, Epilogue, Grid, Inputs, Kernel, List, Matmul};
 use crate::weights::Matrix;
 
-/// Rows of a weight that a workgroup computes with an expert.
-pub(crate) const EXPERT_ROWS: usize = 4;
 /// Rows of the step that a workgroup of the GEMV computes, if there are a few or many.
 pub(crate) const GEMV_TOKENS: [usize; 2] = [4, 8];
 /// Rows and columns of the GEMM's tiles.
-const SMALL_TILE: usize = 64;
+pub(super) const SMALL_TILE: usize = 64;
 const LARGE_TILE: usize = 128;
 /// Large tiles that keep a GPU busy; where there are fewer, small ones run.
 const ENOUGH_TILES: usize = 128;
 
 /// The input rows of a matmul.
 #[derive(Clone)]
-struct Input {
-    buffer: BufferId,
-    inputs: Inputs,
+pub(super) struct Input {
+    pub(super) buffer: BufferId,
+    pub(super) inputs: Inputs,
     /// From one row to the next: columns, or vectors of four words for bytes.
-    stride: usize,
+    pub(super) stride: usize,
 }
 
 /// A matmul, or several as one.
@@ -59,7 +57,6 @@ impl Lowering<'_> {
             Op::Logits { input, weight, bias } => {
                 (input, weight, bias, [List::DecodeOutputs, List::PrefillOutputs])
             }
-            Op::ExpertLinear { .. } => return self.expert_matmul(),
             ref op => unreachable!("{op:?} multiplies with no matrix"),
         };
         let (bias, outs) = (vector(bias), vec![Value(self.op)]);
@@ -177,7 +174,7 @@ impl Lowering<'_> {
     }
 
     /// A kernel that prepares the input rows of a list of at least `least` rows for a matmul.
-    fn push_input(
+    pub(super) fn push_input(
         &mut self,
         kernel: Kernel,
         matrix: &Matrix,
@@ -219,7 +216,11 @@ impl Lowering<'_> {
 
     /// The rows of a value as they are.
     fn plain_input(&self, value: Value, matrix: &Matrix) -> Input {
-        let stride = self.plan.width(value);
+        self.rows_input(value, self.plan.width(value), matrix)
+    }
+
+    /// The rows of `stride` columns of a value, of which a token may have several.
+    pub(super) fn rows_input(&self, value: Value, stride: usize, matrix: &Matrix) -> Input {
         let is_aligned = matrix.is_aligned() && stride.is_multiple_of(4);
         let inputs = if is_aligned { Inputs::Aligned } else { Inputs::Padded };
         Input { buffer: self.value(value), inputs, stride }
@@ -255,44 +256,22 @@ impl Lowering<'_> {
         let mut taken = layouts.filter(|&layout| self.takes_bytes(layout));
         taken.next().map(Layout::chunk_quads)
     }
-
-    fn expert_matmul(&mut self) {
-        let Op::ExpertLinear { input, route, weight, bias, experts } = self.plan.ops[self.op]
-        else {
-            unreachable!("only experts are lowered here")
-        };
-        let matrix = self.matrix(weight);
-        let expert_rows = self.plan.weight(weight).rows / experts;
-        let used = route.map_or(experts, |route| self.plan.width(route) / 2);
-        let rows = self.plain_input(input, &matrix);
-        let own = [rows.stride, expert_rows, used].map(|x| x as u32);
-        let flags = [route.is_some(), bias.is_some()].map(u32::from);
-        let tiles = used * expert_rows.div_ceil(EXPERT_ROWS);
-        let kernel = Kernel::Experts(matrix.layout, rows.inputs);
-        for part in 0..matrix.parts.len() {
-            let params = [&matrix.params(part)[..], &own, &flags].concat();
-            let buffers = vec![
-                BufferId::Matrix(weight, part),
-                rows.buffer.clone(),
-                vector(bias),
-                self.out(),
-                route.map_or(BufferId::None, |route| self.value(route)),
-            ];
-            self.push(kernel, buffers, params, tiles, Depth::Tokens);
-        }
-    }
 }
 
-/// Vectors of four of the widest input row in half precision.
+/// Vectors of four of the most input columns of a token in half precision.
 pub(crate) fn half_row_quads(plan: &Plan) -> usize {
-    let quads = |op: &Op| match *op {
-        Op::Linear { weight, .. } | Op::Logits { weight, .. } => {
-            let weight = plan.weight(weight);
-            let fits = Packing::of(weight.format).layout.fits_halves();
-            // One more holds the exponent of the row.
-            if fits { weight.cols.next_multiple_of(GROUP_COLS) / 4 + 1 } else { 0 }
-        }
-        _ => 0,
+    let quads = |op: &Op| {
+        let (rows, weight) = match *op {
+            Op::Linear { weight, .. } | Op::Logits { weight, .. } => (1, plan.weight(weight)),
+            Op::ExpertLinear { input, weight, .. } => {
+                let weight = plan.weight(weight);
+                (plan.width(input) / weight.cols, weight)
+            }
+            _ => return 0,
+        };
+        let fits = Packing::of(weight.format).layout.fits_halves();
+        // One more holds the exponent of the row.
+        if fits { rows * (weight.cols.next_multiple_of(GROUP_COLS) / 4 + 1) } else { 0 }
     };
     plan.ops.iter().map(quads).max().unwrap_or(0)
 }

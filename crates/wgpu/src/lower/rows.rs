@@ -5,6 +5,7 @@ use bodkin_model::{
     Act, EmbedBy, Gating, NormKind, Op, PoolKind, RopeStyle, Value, WeightId, Xielu,
 };
 
+use super::experts::MAX_EXPERTS;
 use super::{Lowering, THREADS, at_most, vector};
 use crate::layout::chunks;
 use crate::program::{BufferId, Depth, Elementwise, Kernel};
@@ -116,7 +117,7 @@ impl Lowering<'_> {
         let Op::Route { input, chosen, bias, routing: r } = self.plan.ops[self.op] else {
             unreachable!("only routings are lowered here")
         };
-        at_most("experts", r.experts, 1024)?;
+        at_most("experts", r.experts, MAX_EXPERTS)?;
         at_most("groups of experts", r.groups, 256)?;
         let gating = match r.gating {
             Gating::Softmax => 0,

@@ -1,0 +1,22 @@
+// The rows of a matmul's tiles: of a list of the step.
+
+fn tile_start(tile: u32) -> u32 {
+    return tile * TILE;
+}
+
+fn tile_end(tile: u32) -> u32 {
+    return batch[LISTS + 4u * param(LIST) + 1u];
+}
+
+// Where a row of the list is in halves, what its input row is, and where its results are.
+fn half_row(i: u32) -> u32 {
+    return i;
+}
+
+fn input_row(i: u32) -> u32 {
+    return batch[batch[LISTS + 4u * param(LIST)] + 2u * i];
+}
+
+fn output_row(i: u32) -> u32 {
+    return batch[batch[LISTS + 4u * param(LIST)] + 2u * i + 1u];
+}
