@@ -1,16 +1,17 @@
-// Matmuls of many rows with cooperative matrices: a workgroup computes a tile of 64 * X_BLOCKS rows
-// of the weight by as many rows of the list, each of its eight subgroups half of the rows of the
-// weight by a quarter of those of the list. Each sum goes over the columns in order, sixteen at
+// Matmuls of many rows with cooperative matrices: a workgroup computes a tile of 32 * W_BLOCKS rows
+// of the weight by 64 * X_BLOCKS rows of the list, each of its eight subgroups half of the rows of
+// the weight by a quarter of those of the list. Each sum goes over the columns in order, sixteen at
 // once, so that it does not depend on the tile.
 
 const TILE: u32 = 64u * X_BLOCKS;
+const W_TILE: u32 = 32u * W_BLOCKS;
 // Vectors from one row in shared memory to the next: 32 columns, and eight that keep rows in
 // different banks.
 const STRIDE: u32 = 10u;
 // Scales are up to 2^11 and codes up to 2^8, more than halves hold.
 const SCALED: f32 = 1.0 / f32(LARGEST_SCALE);
 
-var<workgroup> w_tile: array<vec4<f16>, STRIDE * TILE>;
+var<workgroup> w_tile: array<vec4<f16>, STRIDE * W_TILE>;
 var<workgroup> x_tile: array<vec4<f16>, STRIDE * TILE>;
 // Sixteen by sixteen sums of each subgroup.
 var<workgroup> sums: array<f32, 8 * 256>;
@@ -24,7 +25,7 @@ fn main(
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
     //@ weight rows
-    let first = begin + (id.y + id.z * groups.y) * TILE;
+    let first = begin + (id.y + id.z * groups.y) * W_TILE;
     let steps = params[GROUPS >> 2u][GROUPS & 3u];
     let first_x = tile_start(id.x);
     let end_x = tile_end(id.x);
@@ -32,13 +33,16 @@ fn main(
         return;
     }
     // Each thread brings some columns of a row of both tiles.
-    let mine = thread * THREAD_QUADS / 8u;
-    let quad0 = thread * THREAD_QUADS % 8u;
-    let w_row = weight_row(min(first + mine, rows - 1u)) * row_chunks() + quad0 / QUADS;
-    let x_row = half_row(min(first_x + mine, end_x - 1u)) * input_stride() + quad0;
-    let to = mine * STRIDE + quad0;
+    let w_mine = thread * W_QUADS / 8u;
+    let w_quad = thread * W_QUADS % 8u;
+    let w_row = weight_row(min(first + w_mine, rows - 1u)) * row_chunks() + w_quad / QUADS;
+    let w_to = w_mine * STRIDE + w_quad;
+    let x_mine = thread * X_QUADS / 8u;
+    let x_quad = thread * X_QUADS % 8u;
+    let x_row = half_row(min(first_x + x_mine, end_x - 1u)) * input_stride() + x_quad;
+    let x_to = x_mine * STRIDE + x_quad;
     // The rows of this subgroup.
-    let m = subgroup / 4u * (TILE / 2u);
+    let m = subgroup / 4u * (W_TILE / 2u);
     let n = subgroup % 4u * (TILE / 4u);
     //@ for i W_BLOCKS
     //@ for j X_BLOCKS
@@ -49,25 +53,25 @@ fn main(
     //@ for c CHUNKS
     var next_w{c} = chunk(w_row + {c}u);
     //@ end
-    //@ for q THREAD_QUADS
+    //@ for q X_QUADS
     var next_x{q} = input[x_row + {q}u];
     //@ end
     for (var step = 0u; step < steps; step++) {
         //@ for c CHUNKS
         //@ for q CHUNK_QUADS
-        let w{c}_{q} = quad(next_w{c}, (quad0 + {q}u) % QUADS) * SCALED;
-        w_tile[to + {c}u * CHUNK_QUADS + {q}u] = vec4<f16>(w{c}_{q});
+        let w{c}_{q} = quad(next_w{c}, (w_quad + {q}u) % QUADS) * SCALED;
+        w_tile[w_to + {c}u * CHUNK_QUADS + {q}u] = vec4<f16>(w{c}_{q});
         //@ end
         //@ end
-        //@ for q THREAD_QUADS
-        x_tile[to + {q}u] = next_x{q};
+        //@ for q X_QUADS
+        x_tile[x_to + {q}u] = next_x{q};
         //@ end
         workgroupBarrier();
         let next = min(step + 1u, steps - 1u);
         //@ for c CHUNKS
         next_w{c} = chunk(w_row + next * (8u / QUADS) + {c}u);
         //@ end
-        //@ for q THREAD_QUADS
+        //@ for q X_QUADS
         next_x{q} = input[x_row + next * 8u + {q}u];
         //@ end
         //@ for k 2

@@ -1,5 +1,5 @@
-// Input rows of a list, one or several for each of it, in half precision, divided by a power of two that brings the largest column
-// between 2^13 and 2^14: halves end at 65504.
+// Input rows of a list, one or several for each of it, in half precision, divided by a power of two
+// that the largest column decides.
 
 @group(0) @binding(1) var<storage, read_write> halves: array<vec4<f16>>;
 
@@ -10,12 +10,6 @@ const LIST: u32 = 13u;
 const THREADS: u32 = 256u;
 
 var<workgroup> largest: array<f32, 64>;
-
-// The exponent of the divisor of a row whose largest column is `x`.
-fn exponent_of(x: f32) -> i32 {
-    let exponent = i32(bitcast<u32>(x) >> 23u) - 127;
-    return max(exponent, -110) - 13;
-}
 
 @compute @workgroup_size(256)
 fn main(

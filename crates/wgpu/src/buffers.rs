@@ -5,7 +5,9 @@ use bodkin_model::{Op, Plan};
 
 use crate::gpu::Gpu;
 use crate::kv::{self, KvCache};
-use crate::lower::{ARGMAX_PARTS, all_split_elements, byte_row_vectors, half_row_quads, tile_words};
+use crate::lower::{
+    ARGMAX_PARTS, all_split_elements, byte_row_vectors, half_row_quads, tile_words,
+};
 use crate::program::{Activations, BufferId, KvDtype, Program};
 
 /// All of them, in the order of their numbers.

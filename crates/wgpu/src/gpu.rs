@@ -12,13 +12,13 @@ use crate::program::{Activations, Arithmetic, Kernel};
 const TIMESTAMPS: wgpu::Features =
     wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES);
 
-/// What the GEMM with cooperative matrices needs.
+/// What kernels with cooperative matrices need.
 const COOPERATIVE: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
     .union(wgpu::Features::SHADER_F16)
     .union(wgpu::Features::SUBGROUP);
-/// Threads of a subgroup that it is written for, and its bytes of shared memory.
+/// Threads of a subgroup that they are written for, and the most bytes of shared memory.
 const COOPERATIVE_SUBGROUP: u32 = 32;
-pub(crate) const COOPERATIVE_SHARED_BYTES: u32 = 28 << 10;
+pub(crate) const COOPERATIVE_SHARED_BYTES: u32 = 32 << 10;
 
 /// A compiled kernel.
 pub(crate) struct Compiled {
@@ -127,8 +127,8 @@ fn is_cooperative(adapter: &wgpu::Adapter) -> bool {
 /// The permission to use cooperative matrices, the only feature here that wgpu calls experimental.
 #[allow(unsafe_code)]
 fn experimental() -> wgpu::ExperimentalFeatures {
-    // SAFETY: such features may have undefined behaviour through bugs of wgpu. The one kernel that
-    // uses it is compiled from a text of our own, whose loads stay in arrays of constant size.
+    // SAFETY: such features may have undefined behaviour through bugs of wgpu. The kernels that
+    // use it are compiled from texts of our own, whose loads stay in arrays of constant size.
     unsafe { wgpu::ExperimentalFeatures::enabled() }
 }
 

@@ -1,7 +1,7 @@
 //! The text of each kernel, put together from the files of `shaders/`.
 
 use crate::layout::{LARGEST_SCALE, Layout, word_vectors};
-use crate::lower::{EXPERT_ROWS, gemv_shape};
+use crate::lower::{EXPERT_ROWS, gemv_shape, weight_tile};
 use crate::program::{Activations, Epilogue, Inputs, Kernel, KvDtype, Matmul};
 
 /// The shaders of a weight in a layout.
@@ -77,41 +77,40 @@ fn tiled(m: Matmul, own: &str) -> String {
 
 /// Repeats the lines between `//@ for NAME COUNT` and `//@ end`, with each number for `{NAME}`: a
 /// driver may not unroll the loops that it gets, and arrays that are indexed in a loop are slow. A
-/// count is a number or one of `constants`, which the shader sees as well.
+/// count is a number, that of a loop around it, or one of `constants`, which the shader sees as well.
 fn unrolled(source: &str, constants: &[(&str, usize)]) -> String {
     let declared = constants.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;\n"));
     let mut text: String = declared.collect();
-    unroll(&mut source.lines(), constants, &mut text);
+    unroll(source, constants, &mut text);
     text
 }
 
-/// Unrolls lines up to the end of the loop that they are in.
-fn unroll<'a>(
-    lines: &mut impl Iterator<Item = &'a str>,
-    constants: &[(&str, usize)],
-    text: &mut String,
-) {
+/// Unrolls the outermost loops, then those in them.
+fn unroll(source: &str, constants: &[(&str, usize)], text: &mut String) {
+    let mut lines = source.split_inclusive('\n');
     while let Some(line) = lines.next() {
-        let mut words = line.split_whitespace();
-        match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("//@"), Some("end"), ..) => return,
-            (Some("//@"), Some("for"), Some(name), Some(count)) => {
-                let constant = constants.iter().find(|(name, _)| *name == count);
-                let count = constant.map(|(_, value)| *value).or_else(|| count.parse().ok());
-                let mut body = String::new();
-                unroll(lines, constants, &mut body);
-                for i in 0..count.expect("a number or a constant") {
-                    text.push_str(&body.replace(&format!("{{{name}}}"), &i.to_string()));
-                }
-            }
-            _ => {
-                text.push_str(line);
-                text.push('\n');
-            }
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &["//@", "for", name, count] = &words[..] else {
+            text.push_str(line);
+            continue;
+        };
+        let constant = constants.iter().find(|(name, _)| *name == count);
+        let count = constant.map(|(_, value)| *value).or_else(|| count.parse().ok());
+        let mut depth = 1;
+        let in_loop = |line: &&str| {
+            depth += i32::from(line.trim_start().starts_with("//@ for"));
+            depth -= i32::from(line.trim() == "//@ end");
+            depth > 0
+        };
+        let body: String = lines.by_ref().take_while(in_loop).collect();
+        for i in 0..count.expect("a number or a constant") {
+            unroll(&body.replace(&format!("{{{name}}}"), &i.to_string()), constants, text);
         }
     }
 }
 
+/// What shaders with cooperative matrices enable.
+const COOPERATIVE: &str = "enable f16;\nenable wgpu_cooperative_matrix;\n";
 const COLUMNS: &str = include_str!("../shaders/columns.wgsl");
 const INTS: &str = include_str!("../shaders/input_ints.wgsl");
 const STORE_COLUMNS: &str = include_str!("../shaders/store_columns.wgsl");
@@ -120,6 +119,7 @@ const FUNCTIONS: &str = include_str!("../shaders/functions.wgsl");
 const ARGMAX_REDUCE: &str = include_str!("../shaders/argmax_reduce.wgsl");
 const ATTENTION_ROWS: &str = include_str!("../shaders/attention_rows.wgsl");
 const SUMS: &str = include_str!("../shaders/sums.wgsl");
+const HALF_EXPONENT: &str = include_str!("../shaders/half_exponent.wgsl");
 const ROTATION: &str = include_str!("../shaders/rotation.wgsl");
 const ROW_SUM: &str = include_str!("../shaders/row_sum.wgsl");
 
@@ -156,22 +156,22 @@ fn gemv(m: Matmul, tokens: usize, activations: Activations) -> String {
 
 /// Of a tile's columns in shared memory, each of 256 threads brings a few vectors of four.
 fn gemm_cooperative(m: Matmul, tile: usize) -> String {
-    let (x_blocks, chunk_quads) = (tile / 64, m.layout.chunk_quads());
-    let thread_quads = 2 * x_blocks;
-    let quads = chunk_quads.min(thread_quads);
+    let (w_tile, chunk_quads) = (weight_tile(m, tile), m.layout.chunk_quads());
+    let w_quads = w_tile / 32;
+    let quads = chunk_quads.min(w_quads);
     let constants = [
         ("QUADS", chunk_quads),
         // Blocks of 16 rows of a subgroup: of the list, and of the weight.
-        ("X_BLOCKS", x_blocks),
-        ("W_BLOCKS", 2 * x_blocks),
-        ("THREAD_QUADS", thread_quads),
+        ("X_BLOCKS", tile / 64),
+        ("W_BLOCKS", w_tile / 32),
+        ("X_QUADS", tile / 32),
+        ("W_QUADS", w_quads),
         ("CHUNK_QUADS", quads),
-        ("CHUNKS", thread_quads / quads),
+        ("CHUNKS", w_quads / quads),
         ("LARGEST_SCALE", if m.layout.has_scales() { LARGEST_SCALE } else { 1 }),
     ];
     let own = include_str!("../shaders/gemm_cooperative.wgsl");
-    let enabled = "enable f16;\nenable wgpu_cooperative_matrix;\n";
-    [enabled, &text(&[&tiled(m, own)], &constants)].concat()
+    [COOPERATIVE, &text(&[&tiled(m, own)], &constants)].concat()
 }
 
 fn gemm(m: Matmul, tile: usize) -> String {
@@ -184,7 +184,7 @@ fn gemm(m: Matmul, tile: usize) -> String {
 
 /// Rows of a list in half precision.
 fn halves(inputs: Inputs) -> String {
-    let parts = [PARAMS, rows(inputs), include_str!("../shaders/halves.wgsl")];
+    let parts = [PARAMS, rows(inputs), HALF_EXPONENT, include_str!("../shaders/halves.wgsl")];
     ["enable f16;\n", &text(&parts, &[])].concat()
 }
 
@@ -241,6 +241,22 @@ fn attention(tokens: KvDtype, blocks: KvDtype) -> String {
     text(&[FUNCTIONS, ATTENTION_ROWS, &caches, own], &[])
 }
 
+/// Attention of many rows; heads have multiples of 32 columns.
+fn attention_cooperative(key_blocks: usize, value_blocks: usize) -> String {
+    // Vectors of four halves in shared memory: keys or values of 32 entries, or half of the columns
+    // of 64 queries, each row with two more.
+    let entries = 32 * (4 * key_blocks.max(value_blocks) + 2);
+    let queries = 64 * (2 * key_blocks + 2);
+    let constants = [
+        ("KEY_BLOCKS", key_blocks),
+        ("VALUE_BLOCKS", value_blocks),
+        ("HALF_BLOCKS", key_blocks / 2),
+        ("TILE_QUADS", entries.max(queries)),
+    ];
+    let own = include_str!("../shaders/attention_cooperative.wgsl");
+    [COOPERATIVE, &text(&[FUNCTIONS, ATTENTION_ROWS, HALF_EXPONENT, own], &constants)].concat()
+}
+
 impl Kernel {
     /// The text of the shader; `activations` is what GEMVs multiply codes with.
     pub(crate) fn source(self, activations: Activations) -> String {
@@ -268,6 +284,9 @@ impl Kernel {
             Kernel::AttentionF16 => {
                 let own = include_str!("../shaders/attention_f16.wgsl");
                 plain(&[FUNCTIONS, ATTENTION_ROWS, own])
+            }
+            Kernel::AttentionCooperative { key_blocks, value_blocks } => {
+                attention_cooperative(key_blocks, value_blocks)
             }
             Kernel::CombineSplits => {
                 plain(&[ATTENTION_ROWS, include_str!("../shaders/combine_splits.wgsl")])
@@ -305,7 +324,9 @@ impl Kernel {
             Kernel::Rope | Kernel::Elementwise => &[false, false, true],
             Kernel::Route => &[false, false, false, true, true],
             Kernel::Attention(..) => &[false, false, false, false, false, true],
-            Kernel::AttentionF16 => &[false, false, false, true],
+            Kernel::AttentionF16 | Kernel::AttentionCooperative { .. } => {
+                &[false, false, false, true]
+            }
             Kernel::CombineSplits => &[false, false, true],
             Kernel::Conv => &[false, false, false, true, true],
             Kernel::Scan | Kernel::DeltaRule => &[false, false, false, false, false, true, true],
@@ -327,7 +348,11 @@ mod tests {
     const EPILOGUES: [Epilogue; 3] = [Epilogue::One, Epilogue::Three, Epilogue::Gate];
 
     fn is_cooperative(kernel: Kernel) -> bool {
-        matches!(kernel, Kernel::Gemm(Matmul { inputs: Inputs::Halves, .. }, _))
+        matches!(
+            kernel,
+            Kernel::Gemm(Matmul { inputs: Inputs::Halves, .. }, _)
+                | Kernel::AttentionCooperative { .. }
+        )
     }
 
     /// Every kernel in every variant.
@@ -392,6 +417,9 @@ mod tests {
             Kernel::Route,
             Kernel::Pool,
             Kernel::AttentionF16,
+            Kernel::AttentionCooperative { key_blocks: 2, value_blocks: 2 },
+            Kernel::AttentionCooperative { key_blocks: 12, value_blocks: 8 },
+            Kernel::AttentionCooperative { key_blocks: 16, value_blocks: 16 },
             Kernel::CombineSplits,
             Kernel::Conv,
             Kernel::Scan,

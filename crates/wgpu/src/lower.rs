@@ -14,14 +14,15 @@ use bodkin_backend::{Error, Limits, Result};
 use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
 pub(crate) use attention::all_split_elements;
+pub(crate) use experts::{EXPERT_ROWS, tile_words};
 #[cfg(test)]
 pub(crate) use matmul::GEMV_TOKENS;
-pub(crate) use experts::{EXPERT_ROWS, tile_words};
-pub(crate) use matmul::{byte_row_vectors, gemv_shape, half_row_quads};
+pub(crate) use matmul::{byte_row_vectors, gemv_shape, half_row_quads, weight_tile};
 pub(crate) use stages::{Stage, stacks, stages};
 
 use crate::program::{
-    Arithmetic, BufferId, Depth, Dispatch, ExpertTiles, Grid, Kernel, KvDtype, Program, ValueBuffer,
+    Arithmetic, BufferId, Depth, Dispatch, ExpertTiles, Grid, Kernel, KvDtype, List, Program,
+    ValueBuffer,
 };
 use crate::weights::Matrix;
 use stages::Kind;
@@ -45,6 +46,8 @@ pub(crate) struct Lowering<'a> {
     program: Program,
     /// The value whose rows the buffer of bytes has, and the vectors of four columns in its chunks.
     bytes: Option<(Value, usize)>,
+    /// The value whose rows the buffer of halves has, the rows of a token, and their list.
+    halves: Option<(Value, usize, List)>,
     /// The route by which the buffer of tiles has the experts of rows, and their tiles.
     grouped: Option<(Option<Value>, ExpertTiles)>,
     /// The first operation of the stage, and the last one, whose result is the stage's.
@@ -79,6 +82,7 @@ pub(crate) fn lower(
         window_indices,
         program,
         bytes: None,
+        halves: None,
         grouped: None,
         first: 0,
         op: 0,

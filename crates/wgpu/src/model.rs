@@ -79,7 +79,13 @@ pub(crate) fn memory(gpu: &Gpu, plan: &Plan, limits: &Limits, kv_type: backend::
         weight_bytes: weights::bytes(plan, &stacks(plan, &stages), most_bytes),
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
-        scratch_bytes: values.sum::<u64>() + 2 * logits + inputs + tiles + scores + splits + angles as u64,
+        scratch_bytes: values.sum::<u64>()
+            + 2 * logits
+            + inputs
+            + tiles
+            + scores
+            + splits
+            + angles as u64,
         ..Memory::default()
     }
 }

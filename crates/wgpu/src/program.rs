@@ -61,6 +61,11 @@ pub(crate) enum Kernel {
     Attention(KvDtype, KvDtype),
     /// Attention to halves, maybe in splits.
     AttentionF16,
+    /// Attention of many rows to halves, with cooperative matrices for blocks of 16 columns.
+    AttentionCooperative {
+        key_blocks: usize,
+        value_blocks: usize,
+    },
     CombineSplits,
     Conv,
     Scan,
@@ -94,7 +99,10 @@ impl Kernel {
             Kernel::Route => "route",
             Kernel::Pool => "pool",
             Kernel::Store(_) => "rope and store",
-            Kernel::Attention(..) | Kernel::AttentionF16 | Kernel::CombineSplits => "attention",
+            Kernel::Attention(..)
+            | Kernel::AttentionF16
+            | Kernel::AttentionCooperative { .. }
+            | Kernel::CombineSplits => "attention",
             Kernel::Conv => "convolution",
             Kernel::Scan => "scan",
             Kernel::DeltaRule => "delta rule",
@@ -116,7 +124,7 @@ pub(crate) struct Matmul {
 /// How an adapter multiplies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arithmetic {
-    /// Whether matmuls of prompts use cooperative matrices.
+    /// Whether matmuls and attention of prompts use cooperative matrices.
     pub(crate) is_cooperative: bool,
     pub(crate) activations: Activations,
 }

@@ -9,6 +9,8 @@ use crate::program::{BufferId, Depth, Kernel, KvDtype, List};
 
 /// The widest head of the kernel for halves.
 const MAX_F16_DIM: usize = 256;
+/// Rows of a workgroup of the kernel with cooperative matrices.
+const TILE_ROWS: usize = 64;
 /// The most splits of a decode row, and the most elements of all.
 const MAX_SPLITS: usize = 16;
 const MAX_SPLIT_ELEMENTS: usize = 16 << 20;
@@ -209,11 +211,21 @@ impl Lowering<'_> {
         self.push(kernel, buffers, params, a.heads, Depth::Tokens);
     }
 
-    /// Attention to halves: rows of prompts in one go, decode rows in splits that are combined.
+    /// Attention to halves: rows of prompts in one go, with cooperative matrices in tiles, decode
+    /// rows in splits that are combined.
     fn attend_f16(&mut self, q: Value, a: &Attention, slot: SlotId, params: &[u32], splits: usize) {
         let (q, sinks) = (self.value(q), super::vector(a.sinks));
         let kv = BufferId::Kv(slot.0);
         for (list, splits) in [(List::Decode, splits), (List::Prefill, 1)] {
+            let is_tiled = [a.key_dim, a.value_dim].iter().all(|dim| dim.is_multiple_of(32));
+            if list == List::Prefill && is_tiled && self.arithmetic.is_cooperative {
+                let [key_blocks, value_blocks] = [a.key_dim, a.value_dim].map(|dim| dim / 16);
+                let kernel = Kernel::AttentionCooperative { key_blocks, value_blocks };
+                let params = [params, &[list as u32]].concat();
+                let buffers = vec![q.clone(), kv.clone(), sinks.clone(), self.out()];
+                self.push(kernel, buffers, params, a.heads, Depth::List(list, TILE_ROWS));
+                continue;
+            }
             let depth = Depth::List(list, 1);
             let params = [params, &[list as u32, splits as u32]].concat();
             let out = if splits > 1 { BufferId::Splits } else { self.out() };

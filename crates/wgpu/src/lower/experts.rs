@@ -3,11 +3,9 @@
 use bodkin_backend::Result;
 use bodkin_model::{Op, Plan, Value};
 
-use super::matmul::SMALL_TILE;
+use super::matmul::{SMALL_TILE, weight_tile};
 use super::{Lowering, MAX_ROWS, at_most, vector};
-use crate::program::{
-    BufferId, Depth, Epilogue, ExpertTiles, Grid, Inputs, Kernel, List, Matmul,
-};
+use crate::program::{BufferId, Depth, Epilogue, ExpertTiles, Grid, Kernel, List, Matmul};
 
 /// Rows of a weight that a workgroup computes with an expert.
 pub(crate) const EXPERT_ROWS: usize = 4;
@@ -58,17 +56,12 @@ impl Lowering<'_> {
         self.group_experts(route, tiles);
         // A token has an input row for all of its experts, or one for each.
         let token_rows = width / cols;
-        let mut rows = self.rows_input(input, cols, &matrix);
-        if self.arithmetic.is_cooperative && matrix.layout.fits_halves() {
-            let kernel = Kernel::Halves(rows.inputs);
-            let to = (&rows, BufferId::Halves, List::Prefill);
-            self.push_input(kernel, &matrix, to, token_rows, 1);
-            (rows.buffer, rows.inputs) = (BufferId::Halves, Inputs::Halves);
-        }
+        let rows = self.rows_input(input, cols, &matrix);
+        let rows = self.prompt_input((input, &rows, token_rows), &matrix, List::Prefill);
         let matmul =
             Matmul { layout: matrix.layout, inputs: rows.inputs, epilogue: Epilogue::Experts };
         let pairs_at = tiles.pairs_at(self.limits.tokens);
-        let groups = expert_rows.div_ceil(tiles.rows);
+        let groups = expert_rows.div_ceil(weight_tile(matmul, tiles.rows));
         for part in 0..matrix.parts.len() {
             let own = [rows.stride as u32, List::Prefill as u32, flags[1], 0];
             let of_tiles = [expert_rows, tiles.used, token_rows, pairs_at].map(|x| x as u32);
@@ -96,8 +89,14 @@ impl Lowering<'_> {
         let pairs_at = tiles.pairs_at(self.limits.tokens);
         let [experts, used] = [tiles.experts, tiles.used].map(|x| x as u32);
         let is_routed = u32::from(route.is_some());
-        let params =
-            vec![experts, used, is_routed, List::Prefill as u32, pairs_at as u32, tiles.rows as u32];
+        let params = vec![
+            experts,
+            used,
+            is_routed,
+            List::Prefill as u32,
+            pairs_at as u32,
+            tiles.rows as u32,
+        ];
         let route = route.map_or(BufferId::None, |route| self.value(route));
         // One workgroup, if there are rows.
         let depth = Depth::List(List::Prefill, usize::MAX);

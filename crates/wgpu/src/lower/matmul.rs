@@ -14,6 +14,9 @@ use crate::weights::Matrix;
 
 /// Rows of the step that a workgroup of the GEMV computes, if there are a few or many.
 pub(crate) const GEMV_TOKENS: [usize; 2] = [4, 8];
+/// Rows of a weight up to which prompts take the GEMV, without cooperative matrices: the GEMM would
+/// have too few tiles.
+const NARROW: usize = 256;
 /// Rows and columns of the GEMM's tiles.
 pub(super) const SMALL_TILE: usize = 64;
 const LARGE_TILE: usize = 128;
@@ -119,7 +122,7 @@ impl Lowering<'_> {
         let are_bytes = several.inputs == Inputs::Bytes;
         let is_stored = are_bytes && self.has_bytes(fused.input, matrix);
         let one = if is_stored { several.clone() } else { plain.clone() };
-        self.push_gemv(fused, matrix, part, (&one, 1, 1..=1));
+        self.push_gemv(fused, matrix, part, (&one, list, 1, 1..=1));
         if are_bytes && !is_stored && part == 0 {
             let kernel = Kernel::Bytes(plain.inputs, matrix.layout.chunk_quads());
             let chunks = matrix.chunks();
@@ -134,8 +137,8 @@ impl Lowering<'_> {
             self.bytes = None;
         }
         let [few, many] = GEMV_TOKENS;
-        self.push_gemv(fused, matrix, part, (&several, few, 2..=few));
-        self.push_gemv(fused, matrix, part, (&several, many, few + 1..=usize::MAX));
+        self.push_gemv(fused, matrix, part, (&several, list, few, 2..=few));
+        self.push_gemv(fused, matrix, part, (&several, list, many, few + 1..=usize::MAX));
     }
 
     fn push_gemv(
@@ -143,27 +146,24 @@ impl Lowering<'_> {
         fused: &Fused,
         matrix: &Matrix,
         part: usize,
-        (input, tokens, lens): (&Input, usize, RangeInclusive<usize>),
+        (input, list, tokens, lens): (&Input, List, usize, RangeInclusive<usize>),
     ) {
         let rows_at_once = gemv_shape(matrix.layout, tokens).1;
         let groups = matrix.parts[part].rows.div_ceil(rows_at_once);
-        let grid = Grid { groups, depth: Depth::List(fused.lists[0], tokens) };
+        let grid = Grid { groups, depth: Depth::List(list, tokens) };
         let kernel = |matmul| Kernel::Gemv(matmul, tokens);
-        self.push_matmul(fused, (matrix, part), (input, fused.lists[0]), kernel, (grid, lens));
+        self.push_matmul(fused, (matrix, part), (input, list), kernel, (grid, lens));
     }
 
     /// Prompts: with cooperative matrices, all rows are turned into halves first.
     fn prompt_matmul(&mut self, fused: &Fused, matrix: &Matrix, part: usize) {
-        let list = fused.lists[1];
-        let mut input = self.plain_input(fused.input, matrix);
-        if self.arithmetic.is_cooperative && matrix.layout.fits_halves() {
-            if part == 0 {
-                let kernel = Kernel::Halves(input.inputs);
-                self.push_input(kernel, matrix, (&input, BufferId::Halves, list), 1, 1);
-            }
-            input = Input { buffer: BufferId::Halves, inputs: Inputs::Halves, ..input };
+        let (list, rows) = (fused.lists[1], matrix.parts[part].rows);
+        let plain = self.plain_input(fused.input, matrix);
+        let input = self.prompt_input((fused.input, &plain, 1), matrix, list);
+        if rows <= NARROW && input.inputs != Inputs::Halves {
+            let tokens = GEMV_TOKENS[1];
+            return self.push_gemv(fused, matrix, part, (&input, list, tokens, 1..=usize::MAX));
         }
-        let rows = matrix.parts[part].rows;
         let most = (ENOUGH_TILES - 1) / rows.div_ceil(LARGE_TILE).max(1) * LARGE_TILE;
         let most = most.max(SMALL_TILE);
         for (tile, lens) in [(SMALL_TILE, 1..=most), (LARGE_TILE, most + 1..=usize::MAX)] {
@@ -173,8 +173,27 @@ impl Lowering<'_> {
         }
     }
 
+    /// The input rows of prompts, of which a token has `token_rows`: in half precision, where the
+    /// device has cooperative matrices for them.
+    pub(super) fn prompt_input(
+        &mut self,
+        (value, plain, token_rows): (Value, &Input, usize),
+        matrix: &Matrix,
+        list: List,
+    ) -> Input {
+        if !self.arithmetic.is_cooperative || !matrix.layout.fits_halves() {
+            return plain.clone();
+        }
+        if self.halves != Some((value, token_rows, list)) {
+            self.halves = Some((value, token_rows, list));
+            let kernel = Kernel::Halves(plain.inputs);
+            self.push_input(kernel, matrix, (plain, BufferId::Halves, list), token_rows, 1);
+        }
+        Input { buffer: BufferId::Halves, inputs: Inputs::Halves, stride: plain.stride }
+    }
+
     /// A kernel that prepares the input rows of a list of at least `least` rows for a matmul.
-    pub(super) fn push_input(
+    fn push_input(
         &mut self,
         kernel: Kernel,
         matrix: &Matrix,
@@ -293,6 +312,15 @@ pub(crate) fn byte_row_vectors(plan: &Plan) -> usize {
 /// Vectors of four words of the columns of a chunk as bytes, with their scale and sum.
 fn columns_vectors(layout: Layout) -> usize {
     word_vectors(layout.chunk_quads()) + 1
+}
+
+/// Rows of a weight in a tile of `tile` rows of a list. Those of an expert are often few: tiles of
+/// them are wider where the device has cooperative matrices.
+pub(crate) fn weight_tile(m: Matmul, tile: usize) -> usize {
+    match (m.epilogue, m.inputs) {
+        (Epilogue::Experts, Inputs::Halves) => LARGE_TILE,
+        _ => tile,
+    }
 }
 
 /// Threads of a workgroup of the GEMV, and rows of a weight that it computes for some rows of the
