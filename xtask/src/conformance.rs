@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{
-    Backend, Batch, ExpertBudget, KvType, Limits, Model, PageTable, Span, conformance,
-};
+use bodkin_backend::{Backend, Batch, ExpertBudget, KvType, Limits, Model, PageTable, Span};
+use bodkin_conformance as conformance;
 use bodkin_cuda::Cuda;
 use bodkin_wgpu::Wgpu;
 

@@ -1,7 +1,5 @@
 //! The type of the KV cache.
 
-use bodkin_gguf::Format;
-
 /// The type of cached keys and values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
@@ -11,7 +9,7 @@ pub enum KvType {
     /// Half precision.
     F16,
     /// Signed bytes: each block of [`KvType::BLOCK`] elements of a head, the last one maybe
-    /// shorter, has a scale in half precision and is rounded as by [`Format::Q8_0`].
+    /// shorter, has a scale in half precision and is rounded as by `Q8_0`.
     Q8_0,
 }
 
@@ -27,21 +25,6 @@ impl KvType {
             KvType::Auto => "auto",
             KvType::F16 => "f16",
             KvType::Q8_0 => "q8_0",
-        }
-    }
-
-    /// Rounds keys or values, `[heads, dim]`, as a cache of type `Q8_0` does.
-    pub(crate) fn round_to_bytes(heads: &mut [f32], dim: usize) {
-        let format = Format::Q8_0;
-        for head in heads.chunks_exact_mut(dim) {
-            for part in head.chunks_mut(KvType::BLOCK) {
-                let mut block = [0.0; KvType::BLOCK];
-                block[..part.len()].copy_from_slice(part);
-                let bytes =
-                    format.encode(&block, KvType::BLOCK).expect("a format with a quantiser");
-                format.dequantize(&bytes, &mut block);
-                part.copy_from_slice(&block[..part.len()]);
-            }
         }
     }
 }

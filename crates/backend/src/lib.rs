@@ -1,15 +1,13 @@
 //! The contract between the engine and whatever computes: [`Backend`] loads a plan's weights and
 //! gives a [`Model`]; [`Model::step`] runs a [`Batch`]. The state of sequences (keys and values in
-//! pages) belongs to the model; the engine only numbers the pages. The reference interpreter is the
-//! plain meaning of every operation, and [`conformance`] compares any other backend with it. This
-//! crate must not know text, scheduling, or any particular device.
+//! pages) belongs to the model; the engine only numbers the pages. This crate must not know text,
+//! scheduling, or any particular device.
 
 #![forbid(unsafe_code)]
 
 mod batch;
 pub mod candidates;
 mod check;
-pub mod conformance;
 mod device;
 mod error;
 mod expert_budget;
@@ -18,7 +16,6 @@ mod kv;
 mod layer_split;
 mod mock;
 mod observe;
-mod reference;
 mod sampling;
 mod stats;
 mod step;
@@ -35,7 +32,6 @@ pub use kv::KvType;
 pub use layer_split::LayerSplit;
 pub use mock::Mock;
 pub use observe::{InputRow, Matmul, Observer};
-pub use reference::Reference;
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, can_sample};
 pub use stats::{
     ExpertCacheStats, ExpertPart, ExpertStats, ExpertTimes, ModelStats, StageProfile, WeightLayout,

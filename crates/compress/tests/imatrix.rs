@@ -7,9 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, Batch, Limits, Matmul, Model, Observer, PageTable, Reference, RowOutput, Span, Step,
+    Backend, Batch, Limits, Matmul, Model, Observer, PageTable, RowOutput, Span, Step,
 };
 use bodkin_compress::imatrix::Imatrix;
+use bodkin_conformance::Reference;
 use bodkin_gguf::{File, Format, Metadata, Value, Writer};
 
 const TOKENS: usize = 40;

@@ -1,7 +1,8 @@
 //! The CPU against the reference interpreter on every instruction set, and the settings that must
 //! not change a bit.
 
-use bodkin_backend::{ExpertBudget, KvType, conformance};
+use bodkin_backend::{ExpertBudget, KvType};
+use bodkin_conformance as conformance;
 use bodkin_cpu::{Cpu, Fusions, Isa, Sparse};
 
 const ROWS: Fusions = Fusions { rows: true, ..Fusions::NONE };

@@ -5,7 +5,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Limits, Model, Reference};
+use bodkin_backend::{Backend, Limits, Model};
+use bodkin_conformance::Reference;
 use bodkin_engine::{
     Embedder, Embeddings, Engine, EngineOptions, Tokenizer, embed, embedding_limits, longest_text,
     normalize,

@@ -5,9 +5,8 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use bodkin_backend::{
-    Backend, Limits, Model, ModelStats, Reference, Result, Sink, Span, Step, Transfer,
-};
+use bodkin_backend::{Backend, Limits, Model, ModelStats, Result, Sink, Span, Step, Transfer};
+use bodkin_conformance::Reference;
 use bodkin_engine::{Engine, EngineOptions, Event, Request, SamplerOptions, Tokenizer};
 use bodkin_gguf::File;
 use bodkin_model::Plan;

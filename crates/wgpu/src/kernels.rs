@@ -1,8 +1,12 @@
 //! The text of each kernel, put together from the files of `shaders/`.
 
+#[cfg(test)]
+mod tests;
+
 use crate::layout::{LARGEST_SCALE, Layout, word_vectors};
 use crate::lower::{EXPERT_ROWS, gemv_shape, weight_tile};
 use crate::program::{Activations, Epilogue, Inputs, Kernel, KvDtype, Matmul};
+use crate::unroll::unrolled;
 
 /// The shaders of a weight in a layout.
 fn weights(layout: Layout) -> String {
@@ -73,40 +77,6 @@ fn tiled(m: Matmul, own: &str) -> String {
     // Without calls, as naga must see that all threads branch alike.
     let own = own.replace("    //@ weight rows\n", weight_rows);
     [&weights(m.layout), rows(m.inputs), of, &epilogue(m.epilogue), &own].concat()
-}
-
-/// Repeats the lines between `//@ for NAME COUNT` and `//@ end`, with each number for `{NAME}`: a
-/// driver may not unroll the loops that it gets, and arrays that are indexed in a loop are slow. A
-/// count is a number, that of a loop around it, or one of `constants`, which the shader sees as well.
-fn unrolled(source: &str, constants: &[(&str, usize)]) -> String {
-    let declared = constants.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;\n"));
-    let mut text: String = declared.collect();
-    unroll(source, constants, &mut text);
-    text
-}
-
-/// Unrolls the outermost loops, then those in them.
-fn unroll(source: &str, constants: &[(&str, usize)], text: &mut String) {
-    let mut lines = source.split_inclusive('\n');
-    while let Some(line) = lines.next() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        let &["//@", "for", name, count] = &words[..] else {
-            text.push_str(line);
-            continue;
-        };
-        let constant = constants.iter().find(|(name, _)| *name == count);
-        let count = constant.map(|(_, value)| *value).or_else(|| count.parse().ok());
-        let mut depth = 1;
-        let in_loop = |line: &&str| {
-            depth += i32::from(line.trim_start().starts_with("//@ for"));
-            depth -= i32::from(line.trim() == "//@ end");
-            depth > 0
-        };
-        let body: String = lines.by_ref().take_while(in_loop).collect();
-        for i in 0..count.expect("a number or a constant") {
-            unroll(&body.replace(&format!("{{{name}}}"), &i.to_string()), constants, text);
-        }
-    }
 }
 
 /// What shaders with cooperative matrices enable.
@@ -332,201 +302,6 @@ impl Kernel {
             Kernel::Scan | Kernel::DeltaRule => &[false, false, false, false, false, true, true],
             Kernel::Compress => &[false, false, true, true],
             Kernel::Select => &[false, false, false, true, true],
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use naga::back::{hlsl, msl, spv};
-    use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
-
-    use super::*;
-    use crate::gpu::COOPERATIVE_SHARED_BYTES;
-    use crate::lower::GEMV_TOKENS;
-
-    const EPILOGUES: [Epilogue; 3] = [Epilogue::One, Epilogue::Three, Epilogue::Gate];
-
-    fn is_cooperative(kernel: Kernel) -> bool {
-        matches!(
-            kernel,
-            Kernel::Gemm(Matmul { inputs: Inputs::Halves, .. }, _)
-                | Kernel::AttentionCooperative { .. }
-        )
-    }
-
-    /// Every kernel in every variant.
-    fn all() -> Vec<Kernel> {
-        let layouts = [
-            Layout::F32,
-            Layout::F16,
-            Layout::Bf16,
-            Layout::Signed,
-            Layout::Unsigned,
-            Layout::Nibbles,
-            Layout::Indices,
-        ];
-        let dtypes = [KvDtype::F32, KvDtype::F16, KvDtype::Q8];
-        let of_layout = |layout| {
-            let matmuls = |inputs| {
-                let matmul = |epilogue| Matmul { layout, inputs, epilogue };
-                let of = |m| {
-                    [
-                        Kernel::Gemv(m, 1),
-                        Kernel::Gemv(m, GEMV_TOKENS[0]),
-                        Kernel::Gemv(m, GEMV_TOKENS[1]),
-                        Kernel::Gemm(m, 64),
-                        Kernel::Gemm(m, 128),
-                    ]
-                };
-                let matmuls = EPILOGUES.map(matmul);
-                let of_experts = Matmul { layout, inputs, epilogue: Epilogue::Experts };
-                let experts = [Kernel::Experts(layout, inputs), Kernel::Gemm(of_experts, 64)];
-                matmuls.into_iter().flat_map(of).chain(experts).collect::<Vec<_>>()
-            };
-            let all = [Inputs::Aligned, Inputs::Padded].map(matmuls);
-            let bytes = if layout.has_scales() { matmuls(Inputs::Bytes) } else { Vec::new() };
-            let few_rows = bytes.into_iter().filter(|kernel| matches!(kernel, Kernel::Gemv(..)));
-            let few_rows = few_rows.collect();
-            [all.concat(), few_rows, vec![Kernel::Embed(layout)]].concat()
-        };
-        let cooperative = layouts.into_iter().filter(|layout| layout.fits_halves());
-        let cooperative = cooperative.flat_map(|layout| {
-            let matmul = |epilogue| Matmul { layout, inputs: Inputs::Halves, epilogue };
-            let of_experts = Kernel::Gemm(matmul(Epilogue::Experts), 64);
-            let of_list = EPILOGUES.map(matmul).into_iter();
-            of_list.flat_map(|m| [64, 128].map(|t| Kernel::Gemm(m, t))).chain([of_experts])
-        });
-        let of_dtype = |dtype| {
-            [vec![Kernel::Store(dtype)], dtypes.map(|b| Kernel::Attention(dtype, b)).to_vec()]
-        };
-        let others = [
-            Kernel::Halves(Inputs::Aligned),
-            Kernel::Halves(Inputs::Padded),
-            Kernel::Norm,
-            Kernel::NormBytes(4),
-            Kernel::NormBytes(8),
-            Kernel::Bytes(Inputs::Aligned, 4),
-            Kernel::Bytes(Inputs::Aligned, 8),
-            Kernel::Bytes(Inputs::Padded, 4),
-            Kernel::Bytes(Inputs::Padded, 8),
-            Kernel::Rope,
-            Kernel::Elementwise,
-            Kernel::HyperWeights,
-            Kernel::GroupExperts,
-            Kernel::Route,
-            Kernel::Pool,
-            Kernel::AttentionF16,
-            Kernel::AttentionCooperative { key_blocks: 2, value_blocks: 2 },
-            Kernel::AttentionCooperative { key_blocks: 12, value_blocks: 8 },
-            Kernel::AttentionCooperative { key_blocks: 16, value_blocks: 16 },
-            Kernel::CombineSplits,
-            Kernel::Conv,
-            Kernel::Scan,
-            Kernel::DeltaRule,
-            Kernel::Compress,
-            Kernel::Select,
-            Kernel::ArgmaxPart,
-            Kernel::Argmax,
-        ];
-        let kernels = layouts.into_iter().flat_map(of_layout).chain(cooperative);
-        kernels.chain(dtypes.into_iter().flat_map(of_dtype).flatten()).chain(others).collect()
-    }
-
-    /// Each of them with both ways of multiplying.
-    fn modules() -> impl Iterator<Item = (Kernel, naga::Module, ModuleInfo)> {
-        let validated = |kernel: Kernel| {
-            [Activations::Bytes, Activations::Floats].map(|activations| {
-                let (module, info) = validated(kernel, activations);
-                (kernel, module, info)
-            })
-        };
-        all().into_iter().flat_map(validated)
-    }
-
-    fn validated(kernel: Kernel, activations: Activations) -> (naga::Module, ModuleInfo) {
-        let source = kernel.source(activations);
-        let module = naga::front::wgsl::parse_str(&source)
-            .unwrap_or_else(|e| panic!("{kernel:?}: {}", e.emit_to_string(&source)));
-        let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
-        if is_cooperative(kernel) {
-            capabilities |= Capabilities::COOPERATIVE_MATRIX | Capabilities::SUBGROUP;
-        }
-        if is_cooperative(kernel) || matches!(kernel, Kernel::Halves(_)) {
-            capabilities |= Capabilities::SHADER_FLOAT16;
-        }
-        let mut validator = Validator::new(ValidationFlags::all(), capabilities);
-        let info = validator
-            .validate(&module)
-            .unwrap_or_else(|e| panic!("{kernel:?}: {}", e.emit_to_string(&source)));
-        (module, info)
-    }
-
-    /// No adapter at hand has Metal or DX12: their texts are written, at least.
-    #[test]
-    fn every_kernel_becomes_spirv_msl_and_hlsl() {
-        for (kernel, module, info) in modules() {
-            spv::write_vec(&module, &info, &spv::Options::default(), None)
-                .unwrap_or_else(|e| panic!("{kernel:?}: SPIR-V: {e}"));
-            // Metal's matrices are 8 x 8, and HLSL has none.
-            if is_cooperative(kernel) {
-                continue;
-            }
-            let pipeline = msl::PipelineOptions::default();
-            let lang_version = (2, 4);
-            let options =
-                msl::Options { lang_version, fake_missing_bindings: true, ..Default::default() };
-            msl::write_string(&module, &info, &options, &pipeline)
-                .unwrap_or_else(|e| panic!("{kernel:?}: MSL: {e}"));
-            let options = hlsl::Options { fake_missing_bindings: true, ..Default::default() };
-            let pipeline = hlsl::PipelineOptions::default();
-            hlsl::Writer::new(&mut String::new(), &options, &pipeline)
-                .write(&module, &info, None)
-                .unwrap_or_else(|e| panic!("{kernel:?}: HLSL: {e}"));
-        }
-    }
-
-    /// The least that WebGPU guarantees, which opening an adapter asks for.
-    #[test]
-    fn kernels_need_no_more_shared_memory_buffers_and_threads_than_adapters_have() {
-        let limits = wgpu::Limits::default();
-        for (kernel, module, _) in modules() {
-            let mut layouter = naga::proc::Layouter::default();
-            layouter.update(module.to_ctx()).unwrap();
-            let in_space = |space: fn(&naga::AddressSpace) -> bool| {
-                module.global_variables.iter().filter(move |(_, v)| space(&v.space))
-            };
-            let shared = in_space(|space| matches!(space, naga::AddressSpace::WorkGroup));
-            let bytes: u32 = shared.map(|(_, v)| layouter[v.ty].size).sum();
-            let most = match is_cooperative(kernel) {
-                true => COOPERATIVE_SHARED_BYTES,
-                false => limits.max_compute_workgroup_storage_size,
-            };
-            assert!(bytes <= most, "{kernel:?}: {bytes}");
-            let buffers = in_space(|space| matches!(space, naga::AddressSpace::Storage { .. }));
-            let buffers = buffers.count() as u32;
-            let most = limits.max_storage_buffers_per_shader_stage;
-            assert!(buffers <= most, "{kernel:?}: {buffers} buffers");
-            let threads: u32 = module.entry_points[0].workgroup_size.iter().product();
-            assert!(threads <= limits.max_compute_invocations_per_workgroup, "{kernel:?}");
-        }
-    }
-
-    #[test]
-    fn the_bindings_of_a_kernel_are_those_of_its_shader() {
-        for (kernel, module, _) in modules() {
-            for (i, &writes) in kernel.writes().iter().enumerate() {
-                let found = module.global_variables.iter().find_map(|(_, variable)| {
-                    let binding = variable.binding.as_ref()?;
-                    let is_it = binding.group == 0 && binding.binding as usize == i + 1;
-                    is_it.then_some(variable.space)
-                });
-                let Some(naga::AddressSpace::Storage { access }) = found else {
-                    panic!("{kernel:?}: no storage at binding {}", i + 1);
-                };
-                let is_written = access.contains(naga::StorageAccess::STORE);
-                assert_eq!(is_written, writes, "{kernel:?}: binding {}", i + 1);
-            }
         }
     }
 }

@@ -16,6 +16,7 @@ mod model;
 mod observe;
 mod program;
 mod timestamps;
+mod unroll;
 mod weights;
 
 use std::sync::Arc;

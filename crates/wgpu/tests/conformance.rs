@@ -2,7 +2,8 @@
 //! takes most of an hour for the whole suite (`cargo xtask conformance --wgpu`): here are cases of
 //! every kernel but those of cooperative matrices, which it does not have.
 
-use bodkin_backend::{KvType, conformance};
+use bodkin_backend::KvType;
+use bodkin_conformance as conformance;
 use bodkin_wgpu::Wgpu;
 
 /// What the names of the cases contain.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use bodkin_backend::{Backend, Batch, DeviceKind, Limits, Model, Reference};
+use bodkin_backend::{Backend, Batch, DeviceKind, Limits, Model};
+use bodkin_conformance::Reference;
 use bodkin_cpu::{Cpu, Isa};
 use bodkin_engine::Pages;
 use bodkin_gguf::{File, Format};

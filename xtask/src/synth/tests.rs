@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Batch, Limits, PageTable, Reference, Span};
+use bodkin_backend::{Backend, Batch, Limits, PageTable, Span};
+use bodkin_conformance::Reference;
 use bodkin_engine::Tokenizer;
 use bodkin_gguf::File;
 use bodkin_model::Plan;

@@ -10,6 +10,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("gguf", &[]),
     ("model", &["gguf"]),
     ("backend", &["gguf", "model"]),
+    ("conformance", &["backend", "gguf", "model"]),
     ("cpu", &["backend", "gguf", "model"]),
     ("cuda", &["backend", "gguf", "model"]),
     ("wgpu", &["backend", "gguf", "model"]),
@@ -29,8 +30,20 @@ const ALL_BUT_DEVICES: &[&str] = &[
     "serve",
 ];
 const ALL: &[&str] = &[
-    "backend", "compress", "convert", "cpu", "cuda", "engine", "eval", "flight", "gguf", "model",
-    "runtime", "serve", "wgpu",
+    "backend",
+    "compress",
+    "conformance",
+    "convert",
+    "cpu",
+    "cuda",
+    "engine",
+    "eval",
+    "flight",
+    "gguf",
+    "model",
+    "runtime",
+    "serve",
+    "wgpu",
 ];
 const SECTIONS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
 
@@ -53,22 +66,26 @@ pub(super) fn check(item: &Item, violations: &mut Vec<String>) {
     let Some((_, allowed)) = EDGES.iter().find(|(crate_name, _)| *crate_name == name) else {
         return violations.push(format!("{path}: the design has no crate `{name}`"));
     };
-    for used in dependencies(&manifest) {
-        let ours = used.strip_prefix("bodkin-");
-        if ours.is_some_and(|used| used != name && !allowed.contains(&used)) {
+    for (section, used) in dependencies(&manifest) {
+        let Some(ours) = used.strip_prefix("bodkin-") else { continue };
+        // Tests of any crate may compare with the reference interpreter.
+        let is_tested_with = (section, ours) == ("dev-dependencies", "conformance");
+        if ours != name && !allowed.contains(&ours) && !is_tested_with {
             violations.push(format!("{path}: {name} must not use {used}"));
         }
     }
 }
 
-/// Names of all dependencies, also of those for one platform only.
-fn dependencies(manifest: &Table) -> Vec<&str> {
+/// The section and the name of every dependency, also of those for one platform only.
+fn dependencies(manifest: &Table) -> Vec<(&str, &str)> {
     let targets = manifest.get("target").and_then(|value| value.as_table());
     let targets = targets.into_iter().flat_map(Table::values).filter_map(|value| value.as_table());
     std::iter::once(manifest)
         .chain(targets)
-        .flat_map(|table| SECTIONS.iter().filter_map(|section| table.get(*section)?.as_table()))
-        .flat_map(|section| section.keys().map(String::as_str))
+        .flat_map(|table| {
+            SECTIONS.iter().filter_map(|&section| Some((section, table.get(section)?.as_table()?)))
+        })
+        .flat_map(|(section, table)| table.keys().map(move |key| (section, key.as_str())))
         .collect()
 }
 
@@ -103,10 +120,13 @@ mod tests {
             good.replace("workspace = true\n\n", "\n"),
             good.replace("bodkin-gguf", "bodkin-engine"),
             good.replace("half", "anyhow"),
+            good.replace("bodkin-gguf", "bodkin-conformance"),
             format!("{good}\n[target.'cfg(unix)'.dependencies]\nbodkin-cpu = \"1\"\n"),
         ] {
             assert_eq!(violations("crates/model/Cargo.toml", &bad).len(), 1, "{bad}");
         }
+        let tested = format!("{good}\n[dev-dependencies]\nbodkin-conformance = \"1\"\n");
+        assert_eq!(violations("crates/model/Cargo.toml", &tested).len(), 0);
         assert_eq!(violations("crates/novel/Cargo.toml", good).len(), 1);
         let workspace = "[workspace.dependencies]\nb = \"1\"\na = \"1\"\n";
         assert_eq!(violations("Cargo.toml", workspace).len(), 1);

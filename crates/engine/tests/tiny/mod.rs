@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Limits, Model, Reference};
+use bodkin_backend::{Backend, Limits, Model};
+use bodkin_conformance::Reference;
 use bodkin_engine::{Engine, EngineOptions, Tokenizer};
 use bodkin_gguf::File;
 

@@ -4,13 +4,11 @@ use bodkin_backend::Result;
 use bodkin_model::{Op, Plan, Value};
 
 use super::matmul::{SMALL_TILE, weight_tile};
-use super::{Lowering, MAX_ROWS, at_most, vector};
+use super::{Lowering, MAX_EXPERTS, MAX_ROWS, at_most, vector};
 use crate::program::{BufferId, Depth, Epilogue, ExpertTiles, Grid, Kernel, List, Matmul};
 
 /// Rows of a weight that a workgroup computes with an expert.
 pub(crate) const EXPERT_ROWS: usize = 4;
-/// The most experts that kernels group by.
-pub(super) const MAX_EXPERTS: usize = 1024;
 
 /// The tiles of a prompt's rows for an operation, if it has experts.
 fn tiles(plan: &Plan, op: &Op) -> Option<ExpertTiles> {

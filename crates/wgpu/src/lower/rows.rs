@@ -5,8 +5,7 @@ use bodkin_model::{
     Act, EmbedBy, Gating, NormKind, Op, PoolKind, RopeStyle, Value, WeightId, Xielu,
 };
 
-use super::experts::MAX_EXPERTS;
-use super::{Lowering, THREADS, at_most, vector};
+use super::{Lowering, MAX_EXPERTS, THREADS, at_most, vector};
 use crate::layout::chunks;
 use crate::program::{BufferId, Depth, Elementwise, Kernel};
 

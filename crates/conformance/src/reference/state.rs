@@ -2,10 +2,10 @@
 //! the sequence. It is kept in f32 from token to token, so that results do not depend on where a
 //! step ends.
 
+use bodkin_backend::{Batch, Span};
 use bodkin_model::{DeltaRule, Scan};
 
 use super::rows::softplus;
-use crate::batch::{Batch, Span};
 
 /// The slots of one state of the plan, `[slots, elements]`.
 pub(super) struct StateSlots {

@@ -1,11 +1,11 @@
 //! The selection of cached entries by an indexer.
 
+use bodkin_backend::Batch;
 use bodkin_model::Indexer;
 
 use super::attention::KvSlot;
 use super::experts::descending;
 use super::rows::dot;
-use crate::batch::Batch;
 
 /// The best entries of the slot for each row, as [`bodkin_model::Op::Select`] says.
 pub(super) fn select(

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bodkin_backend::{Backend, Error, KvType, Limits, Model, PAGE_TOKENS, Result};
 use bodkin_gguf::{File, Format, Metadata, Writer};
 use bodkin_model::{
     Attention, EmbedBy, Entries, KvSlot, Op, Plan, RecurrentState, SlotId, StateId, Value,
@@ -9,7 +10,6 @@ use bodkin_model::{
 use bodkin_model::{Weight, WeightId};
 
 use super::random::Random;
-use crate::{Backend, Error, KvType, Limits, Model, PAGE_TOKENS, Result};
 
 /// The most that float weights may be off, as an NMSE.
 pub(super) const FLOAT: f64 = 1e-6;

@@ -1,9 +1,9 @@
 //! The compression of blocks of tokens of the reference interpreter.
 
+use bodkin_backend::Batch;
 use bodkin_model::Compression;
 
 use super::state::StateSlots;
-use crate::batch::Batch;
 
 /// The softmax of one column over the tokens so far: maximum, denominator and numerator.
 type ColumnSoftmax = [f32; 3];

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, DeviceInfo, Error, KvType, Limits, Memory, Model, ModelStats, Progress, Reference,
-    Result, Sink, Step, Transfer, conformance,
+    Backend, DeviceInfo, Error, KvType, Limits, Memory, Model, ModelStats, Progress, Result, Sink,
+    Step, Transfer,
 };
+use bodkin_conformance::{self as conformance, Reference};
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 

@@ -3,12 +3,14 @@
 //! A backend's test is one line:
 //!
 //! ```no_run
-//! # let backend = bodkin_backend::Reference;
-//! assert_eq!(bodkin_backend::conformance::check(&backend), Vec::<String>::new());
+//! # let backend = bodkin_conformance::Reference;
+//! assert_eq!(bodkin_conformance::check(&backend), Vec::<String>::new());
 //! ```
 //!
 //! Models are made in memory from a fixed seed. The suite must not know any particular backend,
 //! nor an architecture: its plans are made by hand.
+
+#![forbid(unsafe_code)]
 
 mod case;
 mod chains;
@@ -23,6 +25,7 @@ mod ops;
 mod profiled;
 mod prompt;
 mod random;
+mod reference;
 mod sampling;
 mod sparse;
 mod state;
@@ -30,11 +33,13 @@ mod traced;
 
 use std::sync::{Arc, LazyLock};
 
-use crate::{Backend, KvType, Model, Result, reference};
+use bodkin_backend::{Backend, KvType, Model, Result};
+
 use case::Case;
 use compare::{bits, nmse};
 use observed::Record;
 use prompt::{Feeding, run_prompt, run_prompt_observed};
+pub use reference::Reference;
 
 /// What a backend got wrong, one line each with the operation, format and shape; empty if it got
 /// everything right.

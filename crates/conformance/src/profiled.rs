@@ -1,10 +1,11 @@
 //! The profile of a step: measuring it changes no bit, and it knows the stages of each layer's
 //! experts.
 
+use bodkin_backend::{ExpertTimes, Model, Result};
+
 use super::case::Case;
 use super::compare::bits;
 use super::prompt::{Feeding, run_prompt};
-use crate::{ExpertTimes, Model, Result};
 
 pub(super) fn check(case: &Case, model: &mut dyn Model, failures: &mut Vec<String>) -> Result<()> {
     let mut fail = |what: &str| failures.push(format!("{}: profiled: {what}", case.name));

@@ -3,10 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use bodkin_backend::{Activity, Backend, Interval, Model, Result};
+
 use super::case::Case;
 use super::compare::bits;
 use super::prompt::{Feeding, run_prompt};
-use crate::{Activity, Backend, Interval, Model, Result};
 
 /// How far the clocks of host and device may be apart.
 const APART: Duration = Duration::from_millis(1);

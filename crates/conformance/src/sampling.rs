@@ -5,6 +5,10 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use bodkin_backend::{
+    Backend, Batch, Limits, Model, Penalties, ReferenceSampler, Result, RowOutput, SamplingParams,
+    Span, Step, candidates::Candidates,
+};
 use bodkin_gguf::Format;
 
 use super::case::{Case, HALF_STATE, Maker, usual_attention};
@@ -12,12 +16,6 @@ use super::compare::bits;
 use super::prompt::{Pages, Sequence};
 use super::random::Random;
 use super::state;
-use crate::candidates::Candidates;
-use crate::error::Result;
-use crate::{
-    Backend, Batch, Limits, Model, Penalties, ReferenceSampler, RowOutput, SamplingParams, Span,
-    Step,
-};
 
 const STEPS: usize = 7;
 /// More rows than the batch sizes that a backend may treat as small.

@@ -3,8 +3,9 @@
 
 use std::ops::ControlFlow;
 
-use crate::error::Result;
-use crate::{Batch, Model, Observer, PAGE_TOKENS, PageTable, RowOutput, Span, StateBlock, Step};
+use bodkin_backend::{
+    Batch, Model, Observer, PAGE_TOKENS, PageTable, Result, RowOutput, Span, StateBlock, Step,
+};
 
 use super::case::Case;
 use super::random::Random;

@@ -1,10 +1,10 @@
 //! Attention of the reference interpreter: keys and values in their pages, and the sums over them.
 
+use bodkin_backend::{Batch, KvType, PAGE_TOKENS, Span};
+use bodkin_gguf::Format;
 use bodkin_model::{Attention, Entries};
 
 use super::rows::dot;
-use crate::KvType;
-use crate::batch::{Batch, PAGE_TOKENS, Span};
 
 /// The keys and values of one slot of the plan.
 pub(super) struct KvSlot {
@@ -35,8 +35,8 @@ impl KvSlot {
                     values.copy_from_slice(&v[row * v_width..][..v_width]);
                     // Keys of an indexer, which have no values, are not rounded.
                     if self.kv_type == KvType::Q8_0 && s.value_dim > 0 {
-                        KvType::round_to_bytes(keys, s.key_dim);
-                        KvType::round_to_bytes(values, s.value_dim);
+                        round_to_bytes(keys, s.key_dim);
+                        round_to_bytes(values, s.value_dim);
                     }
                 }
                 row += 1;
@@ -158,4 +158,18 @@ impl AttentionRows<'_> {
 /// The numbers of the entries in a row that an indexer has selected.
 fn numbers(row: &[f32]) -> impl Iterator<Item = usize> {
     row.iter().take_while(|&&number| number >= 0.0).map(|&number| number as usize)
+}
+
+/// Rounds keys or values, `[heads, dim]`, as a cache of type `Q8_0` does.
+fn round_to_bytes(heads: &mut [f32], dim: usize) {
+    let format = Format::Q8_0;
+    for head in heads.chunks_exact_mut(dim) {
+        for part in head.chunks_mut(KvType::BLOCK) {
+            let mut block = [0.0; KvType::BLOCK];
+            block[..part.len()].copy_from_slice(part);
+            let bytes = format.encode(&block, KvType::BLOCK).expect("a format with a quantiser");
+            format.dequantize(&bytes, &mut block);
+            part.copy_from_slice(&block[..part.len()]);
+        }
+    }
 }

@@ -1,8 +1,7 @@
 //! Operations of the reference interpreter that look at rows one by one, and the pooling of rows.
 
+use bodkin_backend::Batch;
 use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, RopeTable, Xielu};
-
-use crate::batch::Batch;
 
 /// Normalises each of `groups` parts of rows of `width`.
 pub(super) struct Norm<'a> {

@@ -11,6 +11,11 @@ mod state;
 
 use std::sync::Arc;
 
+use bodkin_backend::{
+    Backend, Batch, DeviceInfo, DeviceKind, Error, ExpertStats, HostSampler, InputRow, KvType,
+    Limits, Matmul, Memory, Model, ModelStats, Observer, PAGE_TOKENS, Progress, Result, Sink,
+    StateBlock, Step, Transfer,
+};
 use bodkin_gguf::File;
 use bodkin_model::{Entries, Op, Plan, Rope, RopeTable, Value, Weight, WeightId};
 use bytemuck::cast_slice_mut;
@@ -19,12 +24,6 @@ use attention::{AttentionRows, KvSlot};
 use experts::ExpertLinear;
 use rows::Norm;
 
-use crate::batch::{Batch, PAGE_TOKENS};
-use crate::error::{Error, Result};
-use crate::{
-    Backend, DeviceInfo, DeviceKind, ExpertStats, HostSampler, InputRow, KvType, Limits, Matmul,
-    Memory, Model, ModelStats, Observer, Progress, Sink, StateBlock, Step, Transfer,
-};
 use state::StateSlots;
 
 /// The plain meaning of a plan.

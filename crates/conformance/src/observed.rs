@@ -1,11 +1,11 @@
 //! What observers are shown: the same matmuls as the reference shows, in the same order, with
 //! about the same inputs; and logits that observing does not change.
 
+use bodkin_backend::{InputRow, Matmul, Model, Observer, Result};
+
 use super::case::Case;
 use super::compare::nmse;
 use super::prompt::run_prompt_observed;
-use crate::error::Result;
-use crate::{InputRow, Matmul, Model, Observer};
 
 /// Everything that was shown.
 #[derive(Default)]

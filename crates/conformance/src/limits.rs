@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bodkin_backend::{Backend, Batch, Error, Result};
 use bodkin_gguf::Format;
 use bodkin_model::{EmbedBy, Op};
 
 use super::case::{Case, FLOAT, HALF_STATE, Maker, VOCABULARY, usual_attention};
 use super::prompt::{Feeding, Pages, run_prompt};
-use crate::{Backend, Batch, Error, Result};
 
 /// Steps beyond the limits are errors, and leave the model as it was.
 pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
@@ -79,7 +79,7 @@ fn try_check(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> 
     Ok(())
 }
 
-fn wrong_steps(model: &dyn crate::Model) -> Vec<(&'static str, Batch)> {
+fn wrong_steps(model: &dyn bodkin_backend::Model) -> Vec<(&'static str, Batch)> {
     let step = |tokens: &[u32]| {
         let mut pages = Pages::new(model, false);
         let mut batch = Batch::default();

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use bodkin_backend::{Backend, Batch, Error, Model, Result, Transfer};
 use bodkin_gguf::Format;
 use bodkin_model::{Act, Attention, DeltaRule, NormKind, Op, RecurrentState, Scan, Value};
 
 use super::case::{Case, FLOAT, HALF_STATE, INTEGER, Maker, VOCABULARY, usual_attention};
 use super::prompt::{Feeding, Pages, Sequence, run_prompt};
 use super::sparse;
-use crate::{Backend, Batch, Error, Model, Result, Transfer};
 
 const TOKENS: usize = 19;
 const LONG: usize = 75;

@@ -4,13 +4,13 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use bodkin_backend::{Backend, Batch, Limits, Model, Result, RowOutput, SamplingParams, Step};
 use bodkin_gguf::Format;
 
 use super::case::{Case, HALF_STATE, Maker, usual_attention};
 use super::compare::bits;
 use super::prompt::Pages;
 use super::state;
-use crate::{Backend, Batch, Limits, Model, Result, RowOutput, SamplingParams, Step};
 
 /// The token whose embedding is not finite.
 const BROKEN: u32 = 66;

@@ -1,0 +1,35 @@
+//! Loops in the text of a shader that are unrolled before it is compiled.
+
+/// Repeats the lines between `//@ for NAME COUNT` and `//@ end`, with each number for `{NAME}`: a
+/// driver may not unroll the loops that it gets, and arrays that are indexed in a loop are slow. A
+/// count is a number, that of a loop around it, or one of `constants`, which the shader sees too.
+pub(crate) fn unrolled(source: &str, constants: &[(&str, usize)]) -> String {
+    let declared = constants.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;\n"));
+    let mut text: String = declared.collect();
+    unroll(source, constants, &mut text);
+    text
+}
+
+/// Unrolls the outermost loops, then those in them.
+fn unroll(source: &str, constants: &[(&str, usize)], text: &mut String) {
+    let mut lines = source.split_inclusive('\n');
+    while let Some(line) = lines.next() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &["//@", "for", name, count] = &words[..] else {
+            text.push_str(line);
+            continue;
+        };
+        let constant = constants.iter().find(|(name, _)| *name == count);
+        let count = constant.map(|(_, value)| *value).or_else(|| count.parse().ok());
+        let mut depth = 1;
+        let in_loop = |line: &&str| {
+            depth += i32::from(line.trim_start().starts_with("//@ for"));
+            depth -= i32::from(line.trim() == "//@ end");
+            depth > 0
+        };
+        let body: String = lines.by_ref().take_while(in_loop).collect();
+        for i in 0..count.expect("a number or a constant") {
+            unroll(&body.replace(&format!("{{{name}}}"), &i.to_string()), constants, text);
+        }
+    }
+}
