@@ -25,7 +25,6 @@ const SLICE: u32 = 7u;
 const CONCAT: u32 = 8u;
 const MIX: u32 = 9u;
 const SCALE_EXPERTS: u32 = 10u;
-const EXPERT_SUM: u32 = 11u;
 
 @compute @workgroup_size(64)
 fn main(
@@ -83,11 +82,6 @@ fn main(
             y = a[a_at + column];
             if column < width / 2u {
                 y *= b[u32(a[a_at + width / 2u + column])];
-            }
-        }
-        case EXPERT_SUM: {
-            for (var i = 0u; i < param(FIRST); i++) {
-                y += a[a_at + i * width + column] * b[b_at + i];
             }
         }
         default: {}

@@ -14,6 +14,22 @@ const USED: u32 = 14u;
 const IS_ROUTED: u32 = 15u;
 const HAS_BIAS: u32 = 16u;
 const LIST: u32 = 17u;
+// The activation function of a gate, and its parameters.
+const ACT: u32 = 18u;
+
+// The row of a weight, from the first of the expert, that row `i` of its tiles is.
+fn row_of(i: u32) -> u32 {
+    return i / RESULT_ROWS + i % RESULT_ROWS * (param(PART_ROWS) / RESULT_ROWS);
+}
+
+// Sum `i`, of a row of the weight, with what the row has beside.
+fn result(i: u32, row: u32) -> f32 {
+    let y = sum_of(i) * factor(row);
+    if param(HAS_BIAS) != 0u {
+        return y + bias[param(FIRST_ROW) + row];
+    }
+    return y;
+}
 
 @compute @workgroup_size(64)
 fn main(
@@ -23,7 +39,9 @@ fn main(
 ) {
     let used = param(USED);
     let expert_rows = param(EXPERT_ROWS);
-    let tiles = (expert_rows + ROWS - 1u) / ROWS;
+    // A result has one row of the weight, or a gate's and one that it is multiplied with.
+    let rows = RESULT_ROWS * expert_rows;
+    let tiles = (rows + ROWS - 1u) / ROWS;
     let tile = linear_id(id, groups);
     let slot = tile / tiles;
     let first = (tile % tiles) * ROWS;
@@ -52,7 +70,7 @@ fn main(
     }
     let chunks = row_chunks();
     //@ for r ROWS
-    let row{r} = (matrix + min(first + {r}u, expert_rows - 1u)) * chunks;
+    let row{r} = (matrix + row_of(min(first + {r}u, rows - 1u))) * chunks;
     var w{r} = chunk(row{r} + min(thread, chunks - 1u));
     var sum{r} = 0.0;
     //@ end
@@ -72,11 +90,16 @@ fn main(
     put({r}u, thread, sum{r});
     //@ end
     add_up(thread, 0u);
-    if thread < ROWS && first + thread < expert_rows {
-        var y = sum_of(thread) * factor(matrix + first + thread);
-        if param(HAS_BIAS) != 0u {
-            y += bias[expert * expert_rows + first + thread];
-        }
-        output[(token * used + slot) * expert_rows + first + thread] = y;
+    let i = RESULT_ROWS * thread;
+    if i < ROWS && first + i < rows {
+        let at = (token * used + slot) * expert_rows + (first + i) / RESULT_ROWS;
+        let y = result(i, matrix + row_of(first + i));
+        //@ for _ PLAIN
+        output[at] = y;
+        //@ end
+        //@ for _ GATED
+        let up = result(i + 1u, matrix + row_of(first + i + 1u));
+        output[at] = glu(param(ACT), y, up, ACT + 1u);
+        //@ end
     }
 }

@@ -6,7 +6,7 @@
 // Experts of a token, its input rows (one for all experts, or one for each), and where pairs begin.
 const USED: u32 = 17u;
 const TOKEN_ROWS: u32 = 18u;
-const PAIRS_AT: u32 = 19u;
+const PAIRS_AT: u32 = 24u;
 
 fn tile_start(tile: u32) -> u32 {
     return tiles[2u + 3u * tile];

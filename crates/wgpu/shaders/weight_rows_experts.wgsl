@@ -2,10 +2,10 @@
     if id.x >= tiles[0] {
         return;
     }
-    let expert_rows = params[OUTPUT_WIDTH >> 2u][OUTPUT_WIDTH & 3u];
+    let tile_rows = RESULT_ROWS * params[OUTPUT_WIDTH >> 2u][OUTPUT_WIDTH & 3u];
     // Below zero, and so very large, if the expert is before this part.
-    let begin = tiles[1u + 3u * id.x] * expert_rows - params[FIRST_ROW >> 2u][FIRST_ROW & 3u];
+    let begin = tiles[1u + 3u * id.x] * tile_rows - params[FIRST_ROW >> 2u][FIRST_ROW & 3u];
     if begin >= params[PART_ROWS >> 2u][PART_ROWS & 3u] {
         return;
     }
-    let rows = begin + expert_rows;
+    let rows = begin + tile_rows;

@@ -4,7 +4,7 @@
 mod tests;
 
 use crate::layout::{LARGEST_SCALE, Layout, word_vectors};
-use crate::lower::{EXPERT_ROWS, gemv_shape, weight_tile};
+use crate::lower::{EXPERT_ROWS, gemv_shape, result_rows, weight_tile};
 use crate::program::{Activations, Epilogue, Inputs, Kernel, KvDtype, Matmul};
 use crate::unroll::unrolled;
 
@@ -53,9 +53,10 @@ fn epilogue(epilogue: Epilogue) -> String {
         Epilogue::Three => include_str!("../shaders/epilogue_three.wgsl"),
         Epilogue::Gate => include_str!("../shaders/epilogue_gate.wgsl"),
         Epilogue::Experts => include_str!("../shaders/epilogue_experts.wgsl"),
+        Epilogue::ExpertGate => include_str!("../shaders/epilogue_experts_gate.wgsl"),
     };
     let functions = match epilogue {
-        Epilogue::Gate => FUNCTIONS,
+        Epilogue::Gate | Epilogue::ExpertGate => FUNCTIONS,
         Epilogue::One | Epilogue::Three | Epilogue::Experts => "",
     };
     [functions, include_str!("../shaders/epilogue.wgsl"), own].concat()
@@ -65,7 +66,7 @@ fn epilogue(epilogue: Epilogue) -> String {
 /// sums, and its own.
 fn tiled(m: Matmul, own: &str) -> String {
     let (of, weight_rows) = match m.epilogue {
-        Epilogue::Experts => (
+        Epilogue::Experts | Epilogue::ExpertGate => (
             include_str!("../shaders/tiles_experts.wgsl"),
             include_str!("../shaders/weight_rows_experts.wgsl"),
         ),
@@ -138,6 +139,7 @@ fn gemm_cooperative(m: Matmul, tile: usize) -> String {
         ("W_QUADS", w_quads),
         ("CHUNK_QUADS", quads),
         ("CHUNKS", w_quads / quads),
+        ("RESULT_ROWS", result_rows(m.epilogue == Epilogue::ExpertGate)),
         ("LARGEST_SCALE", if m.layout.has_scales() { LARGEST_SCALE } else { 1 }),
     ];
     let own = include_str!("../shaders/gemm_cooperative.wgsl");
@@ -148,7 +150,11 @@ fn gemm(m: Matmul, tile: usize) -> String {
     if m.inputs == Inputs::Halves {
         return gemm_cooperative(m, tile);
     }
-    let constants = [("QUADS", m.layout.chunk_quads()), ("HALVES", tile / 64)];
+    let constants = [
+        ("QUADS", m.layout.chunk_quads()),
+        ("HALVES", tile / 64),
+        ("RESULT_ROWS", result_rows(m.epilogue == Epilogue::ExpertGate)),
+    ];
     text(&[&tiled(m, include_str!("../shaders/gemm.wgsl"))], &constants)
 }
 
@@ -174,8 +180,11 @@ fn norm(quads: Option<usize>) -> String {
     text(&[ROW_SUM, COLUMNS, STORE_COLUMNS, stored, own], &constants)
 }
 
-fn experts(layout: Layout, inputs: Inputs) -> String {
+fn experts(layout: Layout, inputs: Inputs, is_gated: bool) -> String {
     let constants = [
+        ("RESULT_ROWS", result_rows(is_gated)),
+        ("PLAIN", usize::from(!is_gated)),
+        ("GATED", usize::from(is_gated)),
         ("QUADS", layout.chunk_quads()),
         ("THREADS", 64),
         ("ROWS", EXPERT_ROWS),
@@ -183,7 +192,9 @@ fn experts(layout: Layout, inputs: Inputs) -> String {
         ("ROUNDS", 1),
     ];
     let operands = chunk_operands(layout, inputs, Activations::Floats);
-    text(&[&operands, SUMS, include_str!("../shaders/experts.wgsl")], &constants)
+    let functions = if is_gated { FUNCTIONS } else { "" };
+    let own = include_str!("../shaders/experts.wgsl");
+    text(&[&operands, SUMS, functions, own], &constants)
 }
 
 fn store(dtype: KvDtype) -> String {
@@ -240,7 +251,8 @@ impl Kernel {
             Kernel::Gemm(m, tile) => gemm(m, tile),
             Kernel::Halves(inputs) => halves(inputs),
             Kernel::GroupExperts => plain(&[include_str!("../shaders/group_experts.wgsl")]),
-            Kernel::Experts(layout, inputs) => experts(layout, inputs),
+            Kernel::Experts { layout, inputs, is_gated } => experts(layout, inputs, is_gated),
+            Kernel::ExpertSum => plain(&[include_str!("../shaders/expert_sum.wgsl")]),
             Kernel::Bytes(inputs, quads) => bytes(inputs, quads),
             Kernel::Norm => norm(None),
             Kernel::NormBytes(quads) => norm(Some(quads)),
@@ -284,12 +296,14 @@ impl Kernel {
             Kernel::Gemv(m, _) | Kernel::Gemm(m, _) => match m.epilogue {
                 Epilogue::One | Epilogue::Gate => &[false, false, false, false, true],
                 Epilogue::Three => &[false, false, false, false, true, true, true],
-                Epilogue::Experts => &[false, false, false, false, true, false],
+                Epilogue::Experts | Epilogue::ExpertGate => {
+                    &[false, false, false, false, true, false]
+                }
             },
             Kernel::Halves(_) | Kernel::Bytes(..) => &[true, false],
             Kernel::Store(_) => &[false, false, false, false, false, true, true],
-            Kernel::Experts(..) => &[false, false, false, true, false],
-            Kernel::Norm | Kernel::HyperWeights => &[false, false, false, true],
+            Kernel::Experts { .. } => &[false, false, false, true, false],
+            Kernel::Norm | Kernel::HyperWeights | Kernel::ExpertSum => &[false, false, false, true],
             Kernel::NormBytes(_) => &[false, false, false, true, true],
             Kernel::Rope | Kernel::Elementwise => &[false, false, true],
             Kernel::Route => &[false, false, false, true, true],

@@ -14,7 +14,7 @@ use bodkin_backend::{Error, Limits, Result};
 use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
 pub(crate) use attention::all_split_elements;
-pub(crate) use experts::{EXPERT_ROWS, tile_words};
+pub(crate) use experts::{EXPERT_ROWS, result_rows, tile_words};
 #[cfg(test)]
 pub(crate) use matmul::GEMV_TOKENS;
 pub(crate) use matmul::{byte_row_vectors, gemv_shape, half_row_quads, weight_tile};
@@ -93,8 +93,21 @@ pub(crate) fn lower(
         (lowering.first, lowering.op) = (stage.ops.start, stage.ops.end - 1);
         match stage.kind {
             Kind::Alone => lowering.lower_op()?,
+            Kind::Gated { act, .. }
+                if matches!(plan.ops[stage.ops.start], Op::ExpertLinear { .. }) =>
+            {
+                let weights = stage.stacked(plan);
+                let bias = lowering.stacked_bias(stage, &weights);
+                lowering.expert_matmul((weights[0], bias), Some(act))?;
+            }
             Kind::Siblings | Kind::Gated { .. } | Kind::Residual { .. } => {
                 lowering.fused_matmuls(stage);
+            }
+            Kind::Summed { to } => {
+                let Op::ExpertSum { input, route } = plan.ops[stage.ops.start] else {
+                    unreachable!("{stage:?} begins with a sum of experts")
+                };
+                lowering.expert_sum(input, route, Some(to));
             }
             Kind::Rotated => lowering.rotated_attention(stage)?,
         }
@@ -140,7 +153,9 @@ impl Lowering<'_> {
                 self.matmul();
                 Ok(())
             }
-            Op::ExpertLinear { .. } => self.expert_matmul(),
+            &Op::ExpertLinear { weight, bias, .. } => {
+                self.expert_matmul((weight, vector(bias)), None)
+            }
             Op::Route { .. } => self.route(),
             Op::Attention { .. } | Op::Select { .. } => self.attention(),
             Op::Conv { .. } | Op::Compress { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => {
@@ -156,9 +171,12 @@ impl Lowering<'_> {
             | Op::Slice { .. }
             | Op::Concat { .. }
             | Op::Mix { .. }
-            | Op::ScaleExperts { .. }
-            | Op::ExpertSum { .. } => {
+            | Op::ScaleExperts { .. } => {
                 self.elementwise();
+                Ok(())
+            }
+            Op::ExpertSum { input, route } => {
+                self.expert_sum(*input, *route, None);
                 Ok(())
             }
         }

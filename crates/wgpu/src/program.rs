@@ -46,8 +46,13 @@ pub(crate) enum Kernel {
     Halves(Inputs),
     /// Input rows as bytes, from how they lie, with the vectors of four columns in a chunk.
     Bytes(Inputs, usize),
-    /// Matmuls of experts of few rows.
-    Experts(Layout, Inputs),
+    /// Matmuls of experts of few rows, alone or of gates and what they are multiplied with.
+    Experts {
+        layout: Layout,
+        inputs: Inputs,
+        is_gated: bool,
+    },
+    ExpertSum,
     Norm,
     /// A norm whose result is also stored as bytes, with the vectors of four columns in a chunk.
     NormBytes(usize),
@@ -79,7 +84,7 @@ pub(crate) enum Kernel {
 impl Kernel {
     /// Whether it reads a matrix of weights, not a row of a table.
     pub(crate) fn is_matmul(self) -> bool {
-        matches!(self, Kernel::Gemv(..) | Kernel::Gemm(..) | Kernel::Experts(..))
+        matches!(self, Kernel::Gemv(..) | Kernel::Gemm(..) | Kernel::Experts { .. })
     }
 
     /// A name for people.
@@ -90,7 +95,8 @@ impl Kernel {
             Kernel::Gemm(..) => "GEMM",
             Kernel::Halves(_) => "halves",
             Kernel::Bytes(..) => "bytes",
-            Kernel::Experts(..) => "experts",
+            Kernel::Experts { .. } => "experts",
+            Kernel::ExpertSum => "sum of experts",
             Kernel::GroupExperts => "group experts",
             Kernel::Norm | Kernel::NormBytes(_) => "norm",
             Kernel::Rope => "rope",
@@ -162,6 +168,8 @@ pub(crate) enum Epilogue {
     Gate,
     /// Stores those of an expert of a token; tiles have the rows of an expert each.
     Experts,
+    /// The same, of gates and what they are multiplied with.
+    ExpertGate,
 }
 
 /// The operations of `elementwise.wgsl`, numbered alike there.
@@ -178,7 +186,6 @@ pub(crate) enum Elementwise {
     Concat,
     Mix,
     ScaleExperts,
-    ExpertSum,
 }
 
 /// A buffer on the device.

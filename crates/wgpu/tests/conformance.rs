@@ -7,7 +7,7 @@ use bodkin_conformance as conformance;
 use bodkin_wgpu::Wgpu;
 
 /// What the names of the cases contain.
-const CASES: [&str; 22] = [
+const CASES: [&str; 23] = [
     "embed width",
     "norm Layer 3x16 by 48 bias true",
     "norm Rms 2x80 by 160 bias true",
@@ -25,6 +25,7 @@ const CASES: [&str; 22] = [
     "rescale 3 parts of width 33",
     "cutoff width 33",
     "chosen experts",
+    "experts Q8_0",
     "4 hyper-connections",
     "attention in chunks of 16",
     "Indexer { heads: 5, dim: 20, top_k: 12 } 4 heads",

@@ -8,6 +8,7 @@ use crate::gpu::COOPERATIVE_SHARED_BYTES;
 use crate::lower::GEMV_TOKENS;
 
 const EPILOGUES: [Epilogue; 3] = [Epilogue::One, Epilogue::Three, Epilogue::Gate];
+const EXPERT_EPILOGUES: [Epilogue; 2] = [Epilogue::Experts, Epilogue::ExpertGate];
 
 fn is_cooperative(kernel: Kernel) -> bool {
     matches!(
@@ -18,7 +19,7 @@ fn is_cooperative(kernel: Kernel) -> bool {
 }
 
 /// Those that no layout or type of keys and values decides.
-const OTHERS: [Kernel; 27] = [
+const OTHERS: [Kernel; 28] = [
     Kernel::Halves(Inputs::Aligned),
     Kernel::Halves(Inputs::Padded),
     Kernel::Norm,
@@ -32,6 +33,7 @@ const OTHERS: [Kernel; 27] = [
     Kernel::Elementwise,
     Kernel::HyperWeights,
     Kernel::GroupExperts,
+    Kernel::ExpertSum,
     Kernel::Route,
     Kernel::Pool,
     Kernel::AttentionF16,
@@ -73,9 +75,11 @@ fn all() -> Vec<Kernel> {
                 ]
             };
             let matmuls = EPILOGUES.map(matmul);
-            let of_experts = Matmul { layout, inputs, epilogue: Epilogue::Experts };
-            let experts = [Kernel::Experts(layout, inputs), Kernel::Gemm(of_experts, 64)];
-            matmuls.into_iter().flat_map(of).chain(experts).collect::<Vec<_>>()
+            let experts =
+                [false, true].map(|is_gated| Kernel::Experts { layout, inputs, is_gated });
+            let tiles = EXPERT_EPILOGUES
+                .map(|epilogue| Kernel::Gemm(Matmul { layout, inputs, epilogue }, 64));
+            matmuls.into_iter().flat_map(of).chain(experts).chain(tiles).collect::<Vec<_>>()
         };
         let all = [Inputs::Aligned, Inputs::Padded].map(matmuls);
         let bytes = if layout.has_scales() { matmuls(Inputs::Bytes) } else { Vec::new() };
@@ -86,9 +90,9 @@ fn all() -> Vec<Kernel> {
     let cooperative = layouts.into_iter().filter(|layout| layout.fits_halves());
     let cooperative = cooperative.flat_map(|layout| {
         let matmul = |epilogue| Matmul { layout, inputs: Inputs::Halves, epilogue };
-        let of_experts = Kernel::Gemm(matmul(Epilogue::Experts), 64);
+        let of_experts = EXPERT_EPILOGUES.map(|epilogue| Kernel::Gemm(matmul(epilogue), 64));
         let of_list = EPILOGUES.map(matmul).into_iter();
-        of_list.flat_map(|m| [64, 128].map(|t| Kernel::Gemm(m, t))).chain([of_experts])
+        of_list.flat_map(|m| [64, 128].map(|t| Kernel::Gemm(m, t))).chain(of_experts)
     });
     let of_dtype =
         |dtype| [vec![Kernel::Store(dtype)], dtypes.map(|b| Kernel::Attention(dtype, b)).to_vec()];

@@ -1,11 +1,13 @@
 //! Matmuls of experts: those of generated text one by one, those of prompts by expert.
 
 use bodkin_backend::Result;
-use bodkin_model::{Op, Plan, Value};
+use bodkin_model::{Act, Op, Plan, Value, WeightId};
 
 use super::matmul::{SMALL_TILE, weight_tile};
-use super::{Lowering, MAX_EXPERTS, MAX_ROWS, at_most, vector};
+use super::rows::activation;
+use super::{Lowering, MAX_EXPERTS, MAX_ROWS, THREADS, at_most};
 use crate::program::{BufferId, Depth, Epilogue, ExpertTiles, Grid, Kernel, List, Matmul};
+use crate::weights::Matrix;
 
 /// Rows of a weight that a workgroup computes with an expert.
 pub(crate) const EXPERT_ROWS: usize = 4;
@@ -23,59 +25,123 @@ pub(crate) fn tile_words(plan: &Plan, rows: usize) -> usize {
     plan.ops.iter().filter_map(|op| tiles(plan, op)).map(words).max().unwrap_or(0)
 }
 
+/// A matmul of experts.
+struct Experts {
+    matrix: Matrix,
+    input: Value,
+    /// Input rows of a token.
+    token_rows: usize,
+    route: Option<Value>,
+    /// The weight, or the first of two that are stacked.
+    weight: WeightId,
+    bias: BufferId,
+    /// The function of a gate.
+    gate: Option<Act>,
+    /// Results of an expert.
+    rows: usize,
+    tiles: ExpertTiles,
+}
+
+impl Experts {
+    fn act(&self) -> [u32; 5] {
+        self.gate.map_or([0; 5], activation)
+    }
+}
+
+/// Rows of the weights for a result.
+pub(crate) fn result_rows(is_gated: bool) -> usize {
+    if is_gated { 2 } else { 1 }
+}
+
 impl Lowering<'_> {
-    pub(super) fn expert_matmul(&mut self) -> Result<()> {
-        let Op::ExpertLinear { input, route, weight, bias, experts } = self.plan.ops[self.op]
-        else {
+    /// A matmul of experts, or of gates and what they are multiplied with, which are stacked.
+    pub(super) fn expert_matmul(
+        &mut self,
+        (weight, bias): (WeightId, BufferId),
+        gate: Option<Act>,
+    ) -> Result<()> {
+        let op = &self.plan.ops[self.first];
+        let &Op::ExpertLinear { input, route, experts, .. } = op else {
             unreachable!("only experts are lowered here")
         };
-        let tiles = tiles(self.plan, &self.plan.ops[self.op]).expect("it has experts");
+        let tiles = tiles(self.plan, op).expect("it has experts");
         at_most("experts", experts, MAX_EXPERTS)?;
         at_most("tiles of experts", tiles.most(self.limits.tokens), MAX_ROWS)?;
-        let matrix = self.matrix(weight);
-        let expert_rows = self.plan.weight(weight).rows / experts;
         let (width, cols) = (self.plan.width(input), self.plan.weight(weight).cols);
-        let flags = [route.is_some(), bias.is_some()].map(u32::from);
-        let route_buffer = route.map_or(BufferId::None, |route| self.value(route));
+        let experts = Experts {
+            matrix: self.matrix(weight),
+            input,
+            // A token has an input row for all of its experts, or one for each.
+            token_rows: width / cols,
+            route,
+            weight,
+            bias,
+            gate,
+            rows: self.plan.weight(weight).rows / experts,
+            tiles,
+        };
+        self.experts_one_by_one(&experts);
+        self.experts_in_tiles(&experts);
+        Ok(())
+    }
 
-        let rows = self.rows_input(input, width, &matrix);
-        let groups = tiles.used * expert_rows.div_ceil(EXPERT_ROWS);
-        let kernel = Kernel::Experts(matrix.layout, rows.inputs);
-        for part in 0..matrix.parts.len() {
-            let own = [width, expert_rows, tiles.used].map(|x| x as u32);
-            let list = [List::Decode as u32];
-            let params = [&matrix.params(part)[..], &own, &flags, &list].concat();
-            let weight = BufferId::Matrix(weight, part);
+    /// Those of generated text.
+    fn experts_one_by_one(&mut self, e: &Experts) {
+        let list = List::Decode;
+        let rows = self.rows_input(e.input, self.plan.width(e.input), &e.matrix);
+        let flags = [e.route.is_some(), e.bias != BufferId::None].map(u32::from);
+        let route = e.route.map_or(BufferId::None, |route| self.value(route));
+        let is_gated = e.gate.is_some();
+        let groups = e.tiles.used * (result_rows(is_gated) * e.rows).div_ceil(EXPERT_ROWS);
+        let kernel = Kernel::Experts { layout: e.matrix.layout, inputs: rows.inputs, is_gated };
+        for part in 0..e.matrix.parts.len() {
+            let own = [rows.stride, e.rows, e.tiles.used].map(|x| x as u32);
+            let params = [&e.matrix.params(part)[..], &own, &flags, &[list as u32], &e.act()];
+            let weight = BufferId::Matrix(e.weight, part);
             let buffers =
-                vec![weight, rows.buffer.clone(), vector(bias), self.out(), route_buffer.clone()];
-            self.push(kernel, buffers, params, groups, Depth::List(List::Decode, 1));
+                vec![weight, rows.buffer.clone(), e.bias.clone(), self.out(), route.clone()];
+            self.push(kernel, buffers, params.concat(), groups, Depth::List(list, 1));
         }
+    }
 
-        self.group_experts(route, tiles);
-        // A token has an input row for all of its experts, or one for each.
-        let token_rows = width / cols;
-        let rows = self.rows_input(input, cols, &matrix);
-        let rows = self.prompt_input((input, &rows, token_rows), &matrix, List::Prefill);
-        let matmul =
-            Matmul { layout: matrix.layout, inputs: rows.inputs, epilogue: Epilogue::Experts };
-        let pairs_at = tiles.pairs_at(self.limits.tokens);
-        let groups = expert_rows.div_ceil(weight_tile(matmul, tiles.rows));
-        for part in 0..matrix.parts.len() {
-            let own = [rows.stride as u32, List::Prefill as u32, flags[1], 0];
-            let of_tiles = [expert_rows, tiles.used, token_rows, pairs_at].map(|x| x as u32);
-            let params = [&matrix.params(part)[..], &own, &of_tiles].concat();
+    /// Those of prompts.
+    fn experts_in_tiles(&mut self, e: &Experts) {
+        let list = List::Prefill;
+        self.group_experts(e.route, e.tiles);
+        let rows = self.rows_input(e.input, self.plan.weight(e.weight).cols, &e.matrix);
+        let rows = self.prompt_input((e.input, &rows, e.token_rows), &e.matrix, list);
+        let epilogue = if e.gate.is_some() { Epilogue::ExpertGate } else { Epilogue::Experts };
+        let matmul = Matmul { layout: e.matrix.layout, inputs: rows.inputs, epilogue };
+        let tile_rows = result_rows(e.gate.is_some()) * e.rows;
+        let groups = tile_rows.div_ceil(weight_tile(matmul, e.tiles.rows));
+        for part in 0..e.matrix.parts.len() {
+            let has_bias = u32::from(e.bias != BufferId::None);
+            let own = [rows.stride as u32, list as u32, has_bias, 0];
+            let of_tiles = [e.rows, e.tiles.used, e.token_rows].map(|x| x as u32);
+            let pairs_at = [e.tiles.pairs_at(self.limits.tokens) as u32];
+            let params = [&e.matrix.params(part)[..], &own, &of_tiles, &e.act(), &pairs_at];
             let buffers = vec![
-                BufferId::Matrix(weight, part),
+                BufferId::Matrix(e.weight, part),
                 rows.buffer.clone(),
-                vector(bias),
+                e.bias.clone(),
                 BufferId::None,
                 self.out(),
                 BufferId::ExpertTiles,
             ];
-            let grid = Grid { groups, depth: Depth::Experts(List::Prefill, tiles) };
-            self.push_for(0..=usize::MAX, Kernel::Gemm(matmul, tiles.rows), buffers, params, grid);
+            let grid = Grid { groups, depth: Depth::Experts(list, e.tiles) };
+            let kernel = Kernel::Gemm(matmul, e.tiles.rows);
+            self.push_for(0..=usize::MAX, kernel, buffers, params.concat(), grid);
         }
-        Ok(())
+    }
+
+    /// The sum of a token's experts, maybe added to a residual.
+    pub(super) fn expert_sum(&mut self, input: Value, route: Value, to: Option<Value>) {
+        let (width, depth) = (self.width(), self.depth());
+        let used = self.plan.width(route) / 2;
+        let params = vec![width as u32, used as u32, u32::from(to.is_some())];
+        let to = to.map_or(BufferId::None, |to| self.value(to));
+        let buffers = vec![self.value(input), self.value(route), to, self.out()];
+        self.push(Kernel::ExpertSum, buffers, params, width.div_ceil(THREADS), depth);
     }
 
     /// The experts of a prompt's rows, grouped by expert, if the buffer does not have them.

@@ -2,11 +2,10 @@
 
 use std::ops::RangeInclusive;
 
-use bodkin_model::fusion::linear;
 use bodkin_model::{Op, Plan, Value, WeightId};
 
 use super::rows::activation;
-use super::stages::{Kind, Stage};
+use super::stages::{Kind, Stage, matmul};
 use super::{Lowering, THREADS, vector};
 use crate::layout::{GROUP_COLS, Layout, Packing, chunks, word_vectors};
 use crate::program::{Activations, BufferId, Depth, Epilogue, Grid, Inputs, Kernel, List, Matmul};
@@ -14,9 +13,6 @@ use crate::weights::Matrix;
 
 /// Rows of the step that a workgroup of the GEMV computes, if there are a few or many.
 pub(crate) const GEMV_TOKENS: [usize; 2] = [4, 8];
-/// Rows of a weight up to which prompts take the GEMV, without cooperative matrices: the GEMM would
-/// have too few tiles.
-const NARROW: usize = 256;
 /// Rows and columns of the GEMM's tiles.
 pub(super) const SMALL_TILE: usize = 64;
 const LARGE_TILE: usize = 128;
@@ -81,25 +77,30 @@ impl Lowering<'_> {
                 Epilogue::One
             }
             Kind::Siblings => Epilogue::Three,
-            Kind::Alone | Kind::Rotated => unreachable!("{stage:?} has no matmul"),
+            Kind::Alone | Kind::Rotated | Kind::Summed { .. } => {
+                unreachable!("{stage:?} has no matmul")
+            }
         };
         let Op::Linear { input, weight, bias } = self.plan.ops[first] else {
             unreachable!("{stage:?} begins with a matmul")
         };
-        let bias_of = |id: &WeightId| {
-            let of = |i: usize| linear(self.plan, i).filter(|(weight, _)| weight == id);
-            stage.ops.clone().find_map(of).and_then(|(_, bias)| bias)
-        };
         let bias = match bias {
-            Some(_) if weights.len() > 1 => {
-                BufferId::Concatenated(weights.iter().filter_map(bias_of).collect())
-            }
+            Some(_) if weights.len() > 1 => self.stacked_bias(stage, &weights),
             bias => vector(bias),
         };
         let weight = weights.first().copied().unwrap_or(weight);
         let outs = stage.results().map(Value).collect();
         let lists = [List::Decode, List::Prefill];
         self.linear(&Fused { input, weight, bias, addend, epilogue, outs, act, lists });
+    }
+
+    /// The biases of stacked weights, in their order.
+    pub(super) fn stacked_bias(&self, stage: &Stage, weights: &[WeightId]) -> BufferId {
+        let bias_of = |id: &WeightId| {
+            let of = |i: usize| matmul(self.plan, i).filter(|(weight, _)| weight == id);
+            stage.ops.clone().find_map(of).and_then(|(_, bias)| bias)
+        };
+        BufferId::Concatenated(weights.iter().filter_map(bias_of).collect())
     }
 
     /// A matmul of the rows of two lists: of generated text, and of prompts.
@@ -160,7 +161,8 @@ impl Lowering<'_> {
         let (list, rows) = (fused.lists[1], matrix.parts[part].rows);
         let plain = self.plain_input(fused.input, matrix);
         let input = self.prompt_input((fused.input, &plain, 1), matrix, list);
-        if rows <= NARROW && input.inputs != Inputs::Halves {
+        // A router has few rows, so the GEMM would have too few tiles.
+        if self.plan.is_router(fused.weight) && input.inputs != Inputs::Halves {
             let tokens = GEMV_TOKENS[1];
             return self.push_gemv(fused, matrix, part, (&input, list, tokens, 1..=usize::MAX));
         }
@@ -318,7 +320,7 @@ fn columns_vectors(layout: Layout) -> usize {
 /// them are wider where the device has cooperative matrices.
 pub(crate) fn weight_tile(m: Matmul, tile: usize) -> usize {
     match (m.epilogue, m.inputs) {
-        (Epilogue::Experts, Inputs::Halves) => LARGE_TILE,
+        (Epilogue::Experts | Epilogue::ExpertGate, Inputs::Halves) => LARGE_TILE,
         _ => tile,
     }
 }

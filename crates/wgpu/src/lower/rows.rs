@@ -168,9 +168,6 @@ impl Lowering<'_> {
                 let own = [width / results, of(weights) / results, results].map(|x| x as u32);
                 (E::Mix, input, Some(weights), own.to_vec())
             }
-            Op::ExpertSum { input, route } => {
-                (E::ExpertSum, input, Some(route), vec![(of(route) / 2) as u32])
-            }
             Op::ScaleBy { input, weight } => {
                 let w = self.plan.weight(weight);
                 let own = vec![(w.rows * w.cols) as u32];

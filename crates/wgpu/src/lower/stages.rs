@@ -30,6 +30,8 @@ pub(crate) enum Kind {
     Gated { gate: usize, up: usize, act: Act },
     /// A matmul and the sum that alone reads it.
     Residual { to: Value },
+    /// The sum of a token's experts, and the residual sum that alone reads it.
+    Summed { to: Value },
     /// Norms and rotations of queries and keys, and the attention that alone reads them.
     Rotated,
 }
@@ -37,11 +39,11 @@ pub(crate) enum Kind {
 impl Stage {
     /// The weights that are stacked; none for other stages.
     pub(crate) fn stacked(&self, plan: &Plan) -> Vec<WeightId> {
-        let weight = |i: usize| fusion::linear(plan, i).expect("a matmul").0;
+        let weight = |i: usize| matmul(plan, i).expect("a matmul").0;
         match self.kind {
             Kind::Siblings => self.ops.clone().map(weight).collect(),
             Kind::Gated { gate, up, .. } => vec![weight(gate), weight(up)],
-            Kind::Alone | Kind::Residual { .. } | Kind::Rotated => Vec::new(),
+            Kind::Alone | Kind::Residual { .. } | Kind::Summed { .. } | Kind::Rotated => Vec::new(),
         }
     }
 
@@ -56,6 +58,16 @@ impl Stage {
             Kind::Siblings => self.ops.clone(),
             _ => self.ops.end - 1..self.ops.end,
         }
+    }
+}
+
+/// The weight and the bias of a matmul before the head.
+pub(super) fn matmul(plan: &Plan, i: usize) -> Option<(WeightId, Option<WeightId>)> {
+    match plan.ops.get(i)? {
+        Op::Linear { weight, bias, .. } | Op::ExpertLinear { weight, bias, .. } => {
+            Some((*weight, *bias))
+        }
+        _ => None,
     }
 }
 
@@ -92,12 +104,16 @@ impl Fusing<'_> {
         if let Some(len) = self.rotated(i) {
             return Some((len, Kind::Rotated));
         }
-        fusion::linear(plan, i)?;
         if let Some(kind) = self.gated(i) {
             return Some((3, kind));
         }
         let residual = fusion::residual(plan, &self.readers, i);
-        if let Some(residual) = residual.filter(|residual| residual.sum == i + 1) {
+        let residual = residual.filter(|residual| residual.sum == i + 1);
+        if let Op::ExpertSum { .. } = plan.ops[i] {
+            return residual.map(|residual| (2, Kind::Summed { to: residual.to }));
+        }
+        fusion::linear(plan, i)?;
+        if let Some(residual) = residual {
             return Some((2, Kind::Residual { to: residual.to }));
         }
         let mut len = 1;
@@ -117,18 +133,19 @@ impl Fusing<'_> {
     /// same layout, and a buffer holds them all.
     fn are_alike(&self, ops: Range<usize>) -> bool {
         let (plan, first) = (self.plan, ops.start);
-        let Some((one, first_bias)) = fusion::linear(plan, first) else { return false };
+        let Some((one, first_bias)) = matmul(plan, first) else { return false };
         let one = plan.weight(one);
         let packing = Packing::of(one.format);
         let mut bytes = 0;
         for i in ops {
-            let Some((id, bias)) = fusion::linear(plan, i) else { return false };
+            let Some((id, bias)) = matmul(plan, i) else { return false };
             let weight = plan.weight(id);
             let other = Packing::of(weight.format);
             let uses = plan.ops.iter().flat_map(Op::weights).filter(|used| *used == id).count();
             let is_alike = fusion::have_same_input(&plan.ops[first], &plan.ops[i])
                 && (other.layout, other.codebook) == (packing.layout, packing.codebook)
                 && bias.is_some() == first_bias.is_some()
+                && !plan.is_router(id)
                 && uses == 1;
             if !is_alike {
                 return false;
