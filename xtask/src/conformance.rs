@@ -132,10 +132,16 @@ fn check_wgpu(names: &[String]) -> Result<()> {
     let mut failures = Vec::new();
     for kv_type in KvType::ALL {
         let gpu = Wgpu::open(0)?.keeping(kv_type);
-        let found = match names {
+        let is_chosen = |case: &str| names.is_empty() || names.iter().any(|n| case.contains(n));
+        let mut found = match names {
             [] => conformance::check(&gpu),
-            names => conformance::check_named(&gpu, |case| names.iter().any(|n| case.contains(n))),
+            _ => conformance::check_named(&gpu, is_chosen),
         };
+        let single = Wgpu::open(0)?.keeping(kv_type).fusing(false);
+        let logits = [conformance::logits_named, conformance::generated_logits_named];
+        for logits in logits {
+            compare(&logits(&gpu, is_chosen)?, &logits(&single, is_chosen)?, WITHOUT, &mut found);
+        }
         failures.extend(found.iter().map(|failure| format!("{}: {failure}", kv_type.name())));
     }
     failures.iter().for_each(|failure| println!("FAILED: {failure}"));

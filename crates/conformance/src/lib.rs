@@ -94,9 +94,28 @@ pub fn logits_named(
     backend: &dyn Backend,
     is_chosen: impl Fn(&str) -> bool,
 ) -> Result<Vec<(String, Vec<f32>)>> {
+    logits_of(backend, is_chosen, Feeding::Whole)
+}
+
+/// The logits of the cases with such names, one token after the other, as if they were generated.
+///
+/// # Errors
+/// What the backend says about the first case that it cannot run.
+pub fn generated_logits_named(
+    backend: &dyn Backend,
+    is_chosen: impl Fn(&str) -> bool,
+) -> Result<Vec<(String, Vec<f32>)>> {
+    logits_of(backend, is_chosen, Feeding::Generated)
+}
+
+fn logits_of(
+    backend: &dyn Backend,
+    is_chosen: impl Fn(&str) -> bool,
+    feeding: Feeding,
+) -> Result<Vec<(String, Vec<f32>)>> {
     let run = |case: &Case| {
         let mut model = case.load(backend)?;
-        Ok((case.name.clone(), run_prompt(model.as_mut(), case, Feeding::Whole)?))
+        Ok((case.name.clone(), run_prompt(model.as_mut(), case, feeding)?))
     };
     cases(backend).filter(|case| is_chosen(&case.name)).map(run).collect()
 }

@@ -201,6 +201,15 @@ fn attentions(cases: &mut Vec<Case>) {
         cases.push(attend(attention, Format::F32, tokens, false));
         cases.push(attend(attention, Format::F16, tokens, false));
     }
+    // Wide heads with all that may be beside them.
+    for a in [
+        Attention { window: Some(100), ..usual(4, 2, 64) },
+        Attention { softcap: Some(2.0), ..usual(2, 2, 64) },
+        Attention { value_dim: 128, ..usual(2, 1, 192) },
+        Attention { window: Some(40), chunked: true, ..usual(2, 1, 64) },
+    ] {
+        cases.push(attend(a, Format::F16, 150, true));
+    }
     for window in [None, Some(1), Some(20)] {
         for a in [usual(1, 1, 8), one, Attention { softcap: Some(2.0), ..usual(6, 3, 24) }] {
             cases.push(attend(Attention { window, ..a }, Format::F32, LONG, true));

@@ -1,7 +1,8 @@
 // Attention of a head of 64 rows of a list with cooperative matrices: keys and values are halves,
-// and entries are tokens. The entries are read in blocks that begin at multiples of 32, first for
-// the largest score of each row, then for the result, so that a row's result does not depend on the
-// rows beside it. Each subgroup has 16 rows, and two of its lanes share one.
+// and entries are tokens. The entries are read in blocks that begin at multiples of 32, in two
+// passes: pass 0 finds the largest score of each row, pass 1 the result, so that a row's result does
+// not depend on the rows beside it. Each subgroup has 16 rows, and two of its lanes share one. Lines
+// in a loop over `{pass}` are those of pass 1 alone.
 
 @group(0) @binding(1) var<storage, read> q: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> kv: array<vec4<f16>>;
@@ -12,8 +13,9 @@ const ROWS: u32 = 64u;
 const BLOCK: u32 = 32u;
 const THREADS: u32 = 128u;
 const LEAST: f32 = -3.4028235e38;
-// What weights are multiplied with, so that halves hold small ones; the sum has it too.
-const WEIGHT_UNIT: f32 = 16384.0;
+// What probabilities are multiplied with, so that halves hold small ones; the sum has it too.
+const UNIT: f32 = 16384.0;
+const LARGEST_HALF: f32 = 65504.0;
 
 // Vectors of four columns of a key and of a value, and of half of a query.
 const KEY_QUADS: u32 = 4u * KEY_BLOCKS;
@@ -23,15 +25,18 @@ const HALF_QUADS: u32 = 4u * HALF_BLOCKS;
 const KEY_STRIDE: u32 = KEY_QUADS + 2u;
 const VALUE_STRIDE: u32 = VALUE_QUADS + 2u;
 const QUERY_STRIDE: u32 = HALF_QUADS + 2u;
-const WEIGHT_STRIDE: u32 = 10u;
+const PROBABILITY_STRIDE: u32 = 10u;
 // Scores of sixteen entries of a subgroup's rows, with a gap between the banks of two such.
 const SCORES: u32 = 272u;
 
 // Half of the queries, the keys of a block, or its values.
 var<workgroup> tile: array<vec4<f16>, TILE_QUADS>;
 var<workgroup> scores: array<f32, 8 * SCORES>;
-var<workgroup> weights: array<vec4<f16>, 64 * WEIGHT_STRIDE>;
+var<workgroup> probabilities: array<vec4<f16>, 64 * PROBABILITY_STRIDE>;
 var<workgroup> parts: array<f32, 128>;
+// Whether the value of each entry of a block has a column that is no finite number, and whether any
+// has.
+var<workgroup> are_broken: array<atomic<u32>, 33>;
 
 @compute @workgroup_size(128)
 fn main(
@@ -48,6 +53,9 @@ fn main(
     let end = min(first + ROWS, batch[LISTS + 4u * param(LIST) + 1u]);
     let half = lane % 2u;
     let tile_row = 16u * subgroup + lane / 2u;
+    // This lane among all, and the other one of its row.
+    let own = 32u * subgroup + lane;
+    let other = own ^ 1u;
     let mine = first + tile_row;
     let row = batch[list + 2u * min(mine, end - 1u)];
     let range = seen(row);
@@ -58,9 +66,9 @@ fn main(
     for (var c = half; c < KEY_QUADS; c += 2u) {
         most = max(most, abs(q[query + c]));
     }
-    parts[thread] = max(max(most.x, most.y), max(most.z, most.w));
+    parts[own] = max(max(most.x, most.y), max(most.z, most.w));
     workgroupBarrier();
-    let exponent = exponent_of(max(parts[thread], parts[thread ^ 1u]));
+    let exponent = exponent_of(max(parts[own], parts[other]));
     let divisor = bitcast<f32>(u32(127 - exponent) << 23u);
     //@ for r 2
     for (var c = half; c < HALF_QUADS; c += 2u) {
@@ -90,7 +98,6 @@ fn main(
         let stop = min(end, i{pass} + span_row(span) + span_len(span) - span_first);
         let start = seen(span_first).x / BLOCK * BLOCK;
         let to = seen(batch[list + 2u * (stop - 1u)]).y;
-        let mine_from = range.x;
         let mine_to = select(0u, range.y, mine >= i{pass} && mine < stop);
         i{pass} = stop;
         var page = page_of(span, param(WINDOW_INDEX), start);
@@ -105,12 +112,17 @@ fn main(
             //@ for l KEY_BLOCKS
             tile[key_entry{l} * KEY_STRIDE + key_quad{l}] = next{l};
             //@ end
+            //@ for _ {pass}
+            if thread < 33u {
+                atomicStore(&are_broken[thread], 0u);
+            }
+            //@ end
             workgroupBarrier();
             //@ for v {pass}
             //@ for l VALUE_BLOCKS
             let value_entry{l} = (thread + {l}u * THREADS) / VALUE_QUADS;
             let value_quad{l} = (thread + {l}u * THREADS) % VALUE_QUADS;
-            // What is behind the last entry is of no one, and may be no number.
+            // Entries from `to` on were not written for this sequence.
             var value{l} = vec4<f16>();
             if block + value_entry{l} < to {
                 value{l} = kv[param(VALUES_AT) / 2u + value_quad{l} + VALUE_QUADS
@@ -153,27 +165,45 @@ fn main(
                 //@ end
             }
             //@ for j 4
-            if entry + 4u * {e}u + {j}u < mine_from || entry + 4u * {e}u + {j}u >= mine_to {
+            if entry + 4u * {e}u + {j}u < range.x || entry + 4u * {e}u + {j}u >= mine_to {
                 p{e}[{j}] = LEAST;
             }
             //@ end
             //@ for v {pass}
-            let weight{e} = vec4<f16>(select(
-                WEIGHT_UNIT * exp(p{e} - largest), vec4<f32>(), p{e} == vec4(LEAST)));
-            weights[tile_row * WEIGHT_STRIDE + 4u * half + {e}u] = weight{e};
-            let x{e} = vec4<f32>(weight{e});
+            let probability{e} = vec4<f16>(select(
+                UNIT * exp(p{e} - largest), vec4<f32>(), p{e} == vec4(LEAST)));
+            probabilities[tile_row * PROBABILITY_STRIDE + 4u * half + {e}u] = probability{e};
+            let x{e} = vec4<f32>(probability{e});
             sum += (x{e}.x + x{e}.y) + (x{e}.z + x{e}.w);
             //@ end
-            largest = max(largest, max(max(p{e}.x, p{e}.y), max(p{e}.z, p{e}.w)));
+            if {pass}u == 0u {
+                largest = max(largest, max(max(p{e}.x, p{e}.y), max(p{e}.z, p{e}.w)));
+            }
             //@ end
             //@ for v {pass}
+            // All rows multiply all values, those that they do not see with zero. Zero times a
+            // value that is no finite number is none, so such values become zero, and the sums of
+            // the rows that see them no number.
             //@ for l VALUE_BLOCKS
+            if !all(abs(vec4<f32>(value{l})) <= vec4(LARGEST_HALF)) {
+                atomicStore(&are_broken[value_entry{l}], 1u);
+                atomicStore(&are_broken[32], 1u);
+                value{l} = vec4<f16>();
+            }
             tile[value_entry{l} * VALUE_STRIDE + value_quad{l}] = value{l};
             //@ end
             workgroupBarrier();
+            if atomicLoad(&are_broken[32]) != 0u {
+                for (var e = 0u; e < 16u; e++) {
+                    let is_seen = entry + e >= range.x && entry + e < mine_to;
+                    if is_seen && atomicLoad(&are_broken[16u * half + e]) != 0u {
+                        sum = bitcast<f32>(0x7fc00000u | thread);
+                    }
+                }
+            }
             //@ for k 2
             let w{k} = coopLoadT<coop_mat16x16<f16, A>>(
-                &weights[16u * subgroup * WEIGHT_STRIDE + 4u * {k}u], WEIGHT_STRIDE);
+                &probabilities[16u * subgroup * PROBABILITY_STRIDE + 4u * {k}u], PROBABILITY_STRIDE);
             //@ for n VALUE_BLOCKS
             let v{k}_{n} = coopLoadT<coop_mat16x16<f16, B>>(
                 &tile[16u * {k}u * VALUE_STRIDE + 4u * {n}u], VALUE_STRIDE);
@@ -184,17 +214,21 @@ fn main(
             workgroupBarrier();
         }
     }
-    // Of the two lanes of a row: the largest score, then the sum.
-    if has(HAS_SINKS) {
-        largest = max(largest, sinks[head]);
+    if {pass}u == 0u {
+        parts[own] = largest;
+        workgroupBarrier();
+        largest = max(largest, parts[other]);
+        if has(HAS_SINKS) {
+            largest = max(largest, sinks[head]);
+        }
+        workgroupBarrier();
     }
-    parts[thread] = select(largest, sum, {pass}u == 1u);
-    workgroupBarrier();
-    largest = select(max(largest, parts[thread ^ 1u]), largest, {pass}u == 1u);
     //@ end
-    var total = parts[thread] + parts[thread ^ 1u];
+    parts[own] = sum;
+    workgroupBarrier();
+    var total = parts[own] + parts[other];
     if has(HAS_SINKS) {
-        total += WEIGHT_UNIT * exp(sinks[head] - largest);
+        total += UNIT * exp(sinks[head] - largest);
     }
     //@ for n VALUE_BLOCKS
     coopStore(result{n}, &scores[2u * subgroup * SCORES], 16u);

@@ -1,5 +1,6 @@
 // What a matmul does with its sums. Rows of the weight are counted in pairs: `weight_row` of what
-// follows says which row of the weight a row of the tile is, `finish_of` reads what two sums need, and `finish` stores their results.
+// follows says which row of the weight a row of the tile is, `finish_of` reads what two sums need,
+// and `finish` stores their results.
 
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
 // Added to the result, in rows of its width.

@@ -18,6 +18,6 @@ fn finish_of(i: u32, out_row: u32) -> Finish {
 
 fn finish(i: u32, out_row: u32, sums: vec2<f32>, end: Finish) {
     let y = finished(sums, end);
-    let at = out_row * param(OUTPUT_WIDTH) + (i % expert_rows() >> 1u);
+    let at = out_row * param(OUTPUT_WIDTH) + ((i % expert_rows()) >> 1u);
     output[at] = glu(param(ACT), y.x, y.y, ACT + 1u);
 }

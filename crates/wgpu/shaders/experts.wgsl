@@ -41,10 +41,10 @@ fn main(
     let expert_rows = param(EXPERT_ROWS);
     // A result has one row of the weight, or a gate's and one that it is multiplied with.
     let rows = RESULT_ROWS * expert_rows;
-    let tiles = (rows + ROWS - 1u) / ROWS;
+    let groups_of_expert = (rows + ROWS - 1u) / ROWS;
     let tile = linear_id(id, groups);
-    let slot = tile / tiles;
-    let first = (tile % tiles) * ROWS;
+    let slot = tile / groups_of_expert;
+    let first = (tile % groups_of_expert) * ROWS;
     // The first row of a list is in the header.
     let header = LISTS + 4u * param(LIST);
     var token = batch[header + 2u];

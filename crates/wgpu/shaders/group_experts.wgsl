@@ -1,11 +1,12 @@
-// Groups the experts of a list's rows by expert: how many tiles there are; of each tile its expert
-// and the pairs from and to which it goes; then the pairs, numbered by row of the list and expert of
-// the row. One workgroup does it.
+// Sorts the pairs of a list's rows and their experts by expert. It writes the number of tiles; for
+// each tile its expert, its first pair and the end of its pairs; then the pairs, as `row of the list *
+// USED + number of the expert in the row`. One workgroup does it. In which order an expert's pairs
+// stand differs from run to run, but a tile sums each row alone, so no bit depends on it.
 
 @group(0) @binding(1) var<storage, read> route: array<f32>;
 @group(0) @binding(2) var<storage, read_write> tiles: array<u32>;
 
-// All experts, those of a token, and whether only some are used.
+// All experts, those of a token, whether only some are used, and the list.
 const EXPERTS: u32 = 0u;
 const USED: u32 = 1u;
 const IS_ROUTED: u32 = 2u;

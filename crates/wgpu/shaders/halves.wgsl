@@ -1,4 +1,4 @@
-// Input rows of a list, one or several for each of it, in half precision, divided by a power of two
+// Input rows of a list in half precision, of which each row of the list has `groups.y`, divided by a power of two
 // that the largest column decides.
 
 @group(0) @binding(1) var<storage, read_write> halves: array<vec4<f16>>;

@@ -1,5 +1,5 @@
-// The rows of a matmul's tiles: pairs of a row of a list and one of its experts, by expert, as
-// `group_experts.wgsl` writes them.
+// Which rows a tile of the GEMM has: pairs of a row of a list and one of its experts, all of the
+// same expert, as `group_experts.wgsl` sorts them.
 
 @group(0) @binding(6) var<storage, read> tiles: array<u32>;
 

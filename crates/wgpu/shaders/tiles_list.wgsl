@@ -1,4 +1,4 @@
-// The rows of a matmul's tiles: of a list of the step.
+// Which rows a tile of the GEMM has: those of a list of the step, in order.
 
 fn tile_start(tile: u32) -> u32 {
     return tile * TILE;

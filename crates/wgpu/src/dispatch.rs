@@ -11,7 +11,7 @@ use crate::program::{BufferId, Depth, Dispatch, Grid, Program};
 
 /// Words of the parameters of a dispatch.
 const PARAM_WORDS: usize = 32;
-/// The most workgroups in a dimension.
+/// The most workgroups in the second dimension; what is more goes to the third.
 const MAX_GROUPS: usize = 32_768;
 
 /// A dispatch with its bind group.

@@ -62,10 +62,10 @@ fn epilogue(epilogue: Epilogue) -> String {
     [functions, include_str!("../shaders/epilogue.wgsl"), own].concat()
 }
 
-/// The shaders of whole rows of operands, of which rows a tile has, of what a matmul does with its
-/// sums, and its own.
+/// The shaders of a GEMM: how it reads its operands, which rows its tiles have, what it does with
+/// its sums, and its own, in which the line `//@ weight rows` stands for where tiles begin.
 fn tiled(m: Matmul, own: &str) -> String {
-    let (of, weight_rows) = match m.epilogue {
+    let (tiles, weight_rows) = match m.epilogue {
         Epilogue::Experts | Epilogue::ExpertGate => (
             include_str!("../shaders/tiles_experts.wgsl"),
             include_str!("../shaders/weight_rows_experts.wgsl"),
@@ -77,7 +77,7 @@ fn tiled(m: Matmul, own: &str) -> String {
     };
     // Without calls, as naga must see that all threads branch alike.
     let own = own.replace("    //@ weight rows\n", weight_rows);
-    [&weights(m.layout), rows(m.inputs), of, &epilogue(m.epilogue), &own].concat()
+    [&weights(m.layout), rows(m.inputs), tiles, &epilogue(m.epilogue), &own].concat()
 }
 
 /// What shaders with cooperative matrices enable.

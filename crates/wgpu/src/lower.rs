@@ -34,7 +34,7 @@ const THREADS: usize = 64;
 pub(crate) const ARGMAX_PARTS: usize = 64;
 /// The most experts that kernels select from and group by.
 const MAX_EXPERTS: usize = 1024;
-/// The most workgroups in a dimension.
+/// The most workgroups in the first dimension.
 const MAX_ROWS: usize = 65_535;
 
 /// What the lowering of an operation needs to know.
@@ -103,12 +103,7 @@ pub(crate) fn lower(
             Kind::Siblings | Kind::Gated { .. } | Kind::Residual { .. } => {
                 lowering.fused_matmuls(stage);
             }
-            Kind::Summed { to } => {
-                let Op::ExpertSum { input, route } = plan.ops[stage.ops.start] else {
-                    unreachable!("{stage:?} begins with a sum of experts")
-                };
-                lowering.expert_sum(input, route, Some(to));
-            }
+            Kind::Summed { to } => lowering.expert_sum(Some(to)),
             Kind::Rotated => lowering.rotated_attention(stage)?,
         }
     }
@@ -175,8 +170,8 @@ impl Lowering<'_> {
                 self.elementwise();
                 Ok(())
             }
-            Op::ExpertSum { input, route } => {
-                self.expert_sum(*input, *route, None);
+            Op::ExpertSum { .. } => {
+                self.expert_sum(None);
                 Ok(())
             }
         }

@@ -164,7 +164,7 @@ pub(crate) enum Epilogue {
     One,
     /// Stores those of two or three stacked weights.
     Three,
-    /// Multiplies the lower half of the rows with what an activation makes of the upper half.
+    /// The first half of the rows are gates, the second what they multiply, after an activation.
     Gate,
     /// Stores those of an expert of a token; tiles have the rows of an expert each.
     Experts,

@@ -3,6 +3,7 @@
 /// Repeats the lines between `//@ for NAME COUNT` and `//@ end`, with each number for `{NAME}`: a
 /// driver may not unroll the loops that it gets, and arrays that are indexed in a loop are slow. A
 /// count is a number, that of a loop around it, or one of `constants`, which the shader sees too.
+/// One of 0 or 1 leaves the lines out or in.
 pub(crate) fn unrolled(source: &str, constants: &[(&str, usize)]) -> String {
     let declared = constants.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;\n"));
     let mut text: String = declared.collect();

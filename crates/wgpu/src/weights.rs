@@ -28,13 +28,12 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// The layout of a weight, in parts of whole experts that a binding takes.
-    fn new(plan: &Plan, id: WeightId, experts: usize, most_bytes: u64) -> Matrix {
+    /// The layout of a weight, in parts of whole experts, if it has any, that a binding takes.
+    fn new(plan: &Plan, id: WeightId, experts: Option<usize>, most_bytes: u64) -> Matrix {
         let weight = plan.weight(id);
         let Packing { layout, codebook, .. } = Packing::of(weight.format);
-        let expert_rows = weight.rows / experts;
         let row_bytes = 4 * layout.row_words(weight.cols.div_ceil(GROUP_COLS));
-        let unit = if experts > 1 { expert_rows } else { 1 };
+        let unit = experts.map_or(1, |experts| weight.rows / experts);
         let most = (most_bytes as usize / row_bytes / unit).max(1) * unit;
         let firsts = (0..weight.rows).step_by(most);
         let part = |first_row| Part { first_row, rows: most.min(weight.rows - first_row) };
@@ -106,8 +105,8 @@ pub(crate) fn matrices(
         let (weight, experts) = match *op {
             Op::Embed { table: weight, .. }
             | Op::Linear { weight, .. }
-            | Op::Logits { weight, .. } => (weight, 1),
-            Op::ExpertLinear { weight, experts, .. } => (weight, experts),
+            | Op::Logits { weight, .. } => (weight, None),
+            Op::ExpertLinear { weight, experts, .. } => (weight, Some(experts)),
             _ => continue,
         };
         matrices[weight.0] = Some(Matrix::new(plan, weight, experts, most_bytes));

@@ -7,7 +7,7 @@ use bodkin_conformance as conformance;
 use bodkin_wgpu::Wgpu;
 
 /// What the names of the cases contain.
-const CASES: [&str; 23] = [
+const CASES: [&str; 24] = [
     "embed width",
     "norm Layer 3x16 by 48 bias true",
     "norm Rms 2x80 by 160 bias true",
@@ -26,6 +26,7 @@ const CASES: [&str; 23] = [
     "cutoff width 33",
     "chosen experts",
     "experts Q8_0",
+    "[3 x 17, 256] all",
     "4 hyper-connections",
     "attention in chunks of 16",
     "Indexer { heads: 5, dim: 20, top_k: 12 } 4 heads",
@@ -81,7 +82,9 @@ fn every_type_of_keys_and_values_conforms() {
 fn fused_operations_give_the_bits_of_single_ones() {
     let logits = |fuse| {
         let gpu = open().fusing(fuse);
-        conformance::logits_named(&gpu, is_one_of(&FUSED_CASES)).unwrap_or_else(|e| panic!("{e}"))
+        let prompts = conformance::logits_named(&gpu, is_one_of(&FUSED_CASES));
+        let generated = conformance::generated_logits_named(&gpu, is_one_of(&FUSED_CASES));
+        [prompts, generated].map(|logits| logits.unwrap_or_else(|e| panic!("{e}"))).concat()
     };
     let (fused, single) = (logits(true), logits(false));
     assert!(!fused.is_empty() && fused.len() == single.len());

@@ -6,10 +6,10 @@ use bodkin_model::{Act, Op, Plan, Value, WeightId};
 use super::matmul::{SMALL_TILE, weight_tile};
 use super::rows::activation;
 use super::{Lowering, MAX_EXPERTS, MAX_ROWS, THREADS, at_most};
-use crate::program::{BufferId, Depth, Epilogue, ExpertTiles, Grid, Kernel, List, Matmul};
+use crate::program::{BufferId, Depth, Epilogue, ExpertTiles, Kernel, List, Matmul};
 use crate::weights::Matrix;
 
-/// Rows of a weight that a workgroup computes with an expert.
+/// Rows of an expert's matrix that a workgroup multiplies with one row of the step.
 pub(crate) const EXPERT_ROWS: usize = 4;
 
 /// The tiles of a prompt's rows for an operation, if it has experts.
@@ -128,14 +128,17 @@ impl Lowering<'_> {
                 self.out(),
                 BufferId::ExpertTiles,
             ];
-            let grid = Grid { groups, depth: Depth::Experts(list, e.tiles) };
-            let kernel = Kernel::Gemm(matmul, e.tiles.rows);
-            self.push_for(0..=usize::MAX, kernel, buffers, params.concat(), grid);
+            let (kernel, depth) =
+                (Kernel::Gemm(matmul, e.tiles.rows), Depth::Experts(list, e.tiles));
+            self.push(kernel, buffers, params.concat(), groups, depth);
         }
     }
 
     /// The sum of a token's experts, maybe added to a residual.
-    pub(super) fn expert_sum(&mut self, input: Value, route: Value, to: Option<Value>) {
+    pub(super) fn expert_sum(&mut self, to: Option<Value>) {
+        let Op::ExpertSum { input, route } = self.plan.ops[self.first] else {
+            unreachable!("only sums of experts are lowered here")
+        };
         let (width, depth) = (self.width(), self.depth());
         let used = self.plan.width(route) / 2;
         let params = vec![width as u32, used as u32, u32::from(to.is_some())];

@@ -84,9 +84,9 @@ impl Lowering<'_> {
         let Op::Linear { input, weight, bias } = self.plan.ops[first] else {
             unreachable!("{stage:?} begins with a matmul")
         };
-        let bias = match bias {
-            Some(_) if weights.len() > 1 => self.stacked_bias(stage, &weights),
-            bias => vector(bias),
+        let bias = match weights.len() {
+            0 => vector(bias),
+            _ => self.stacked_bias(stage, &weights),
         };
         let weight = weights.first().copied().unwrap_or(weight);
         let outs = stage.results().map(Value).collect();
@@ -94,13 +94,14 @@ impl Lowering<'_> {
         self.linear(&Fused { input, weight, bias, addend, epilogue, outs, act, lists });
     }
 
-    /// The biases of stacked weights, in their order.
+    /// The biases of stacked weights, in their order, if they have any.
     pub(super) fn stacked_bias(&self, stage: &Stage, weights: &[WeightId]) -> BufferId {
         let bias_of = |id: &WeightId| {
             let of = |i: usize| matmul(self.plan, i).filter(|(weight, _)| weight == id);
             stage.ops.clone().find_map(of).and_then(|(_, bias)| bias)
         };
-        BufferId::Concatenated(weights.iter().filter_map(bias_of).collect())
+        let biases: Vec<WeightId> = weights.iter().filter_map(bias_of).collect();
+        if biases.is_empty() { BufferId::None } else { BufferId::Concatenated(biases) }
     }
 
     /// A matmul of the rows of two lists: of generated text, and of prompts.
@@ -279,7 +280,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Vectors of four of the most input columns of a token in half precision.
+/// Vectors of four halves that one token's input rows take, at most, in any matmul.
 pub(crate) fn half_row_quads(plan: &Plan) -> usize {
     let quads = |op: &Op| {
         let (rows, weight) = match *op {
@@ -316,8 +317,8 @@ fn columns_vectors(layout: Layout) -> usize {
     word_vectors(layout.chunk_quads()) + 1
 }
 
-/// Rows of a weight in a tile of `tile` rows of a list. Those of an expert are often few: tiles of
-/// them are wider where the device has cooperative matrices.
+/// Rows of the weight in a tile of the GEMM that has `tile` rows of a list. An expert has few of
+/// those, so with cooperative matrices its tiles have more rows of the weight.
 pub(crate) fn weight_tile(m: Matmul, tile: usize) -> usize {
     match (m.epilogue, m.inputs) {
         (Epilogue::Experts | Epilogue::ExpertGate, Inputs::Halves) => LARGE_TILE,
