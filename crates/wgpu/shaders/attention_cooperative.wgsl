@@ -27,8 +27,8 @@ const VALUE_STRIDE: u32 = VALUE_QUADS + 2u;
 const QUERY_STRIDE: u32 = HALF_QUADS + 2u;
 const PROBABILITY_STRIDE: u32 = 10u;
 // Scores of sixteen entries of a subgroup's rows, with a gap of sixteen between the banks of two
-// such: the first two gaps say of each entry of the block whether its value has a column that is no
-// finite number, the third whether any has. (With an array of their own for that, results were wrong
+// such: the first two gaps say of each entry of the block whether its value has a column that is NaN
+// or infinite, the third whether any has. (With an array of their own for that, results were wrong
 // on an NVIDIA GPU.)
 const SCORES: u32 = 272u;
 const GAP: u32 = 256u;
@@ -178,9 +178,8 @@ fn main(
             }
             //@ end
             //@ for v {pass}
-            // All rows multiply all values, those that they do not see with zero. Zero times a
-            // value that is no finite number is none, so such values become zero, and the sums of
-            // the rows that see them no number.
+            // All rows multiply all values, those that they do not see with zero. Zero times NaN or
+            // infinity is NaN, so such values become zero, and the sums of rows that see them NaN.
             //@ for l VALUE_BLOCKS
             if !all(abs(vec4<f32>(value{l})) <= vec4(LARGEST_HALF)) {
                 scores[value_entry{l} / 16u * SCORES + GAP + value_entry{l} % 16u] = 1.0;

@@ -330,3 +330,26 @@ pub(crate) struct Program {
     /// The first counter of each routing, and the number of all.
     pub(crate) counts: usize,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::ExpertTiles;
+
+    /// Rows that all choose the same experts, and rows that choose one after the other.
+    #[test]
+    fn there_are_never_more_tiles_of_experts_than_most() {
+        for (experts, used) in [(1, 1), (6, 2), (64, 8), (3, 3)] {
+            let tiles = ExpertTiles { experts, used, rows: 64 };
+            for rows in 0..300 {
+                for shift in [0, 1, used] {
+                    let mut pairs = vec![0; experts];
+                    for row in 0..rows {
+                        (0..used).for_each(|i| pairs[(row * shift + i) % experts] += 1usize);
+                    }
+                    let needed: usize = pairs.iter().map(|pairs| pairs.div_ceil(64)).sum();
+                    assert!(needed <= tiles.most(rows), "{tiles:?}, {rows} rows: {needed}");
+                }
+            }
+        }
+    }
+}

@@ -34,3 +34,16 @@ fn unroll(source: &str, constants: &[(&str, usize)], text: &mut String) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::unrolled;
+
+    #[test]
+    fn loops_are_unrolled_from_the_outside() {
+        let source = "a\n//@ for i N\nb{i}\n//@ for j {i}\nc{i}{j}\n//@ end\n//@ end\nd\n";
+        let wanted = "const N: u32 = 3u;\na\nb0\nb1\nc10\nb2\nc20\nc21\nd\n";
+        assert_eq!(unrolled(source, &[("N", 3)]), wanted);
+        assert_eq!(unrolled("//@ for i 0\na\n//@ end\nb\n", &[]), "b\n");
+    }
+}
