@@ -1,6 +1,6 @@
-// Products with the matrices of the experts of a list's rows: a workgroup computes ROWS rows of one
-// expert for one row, summed as in gemv.wgsl. Columns stay as they are: as bytes they took a model's logits
-// further from the reference than an NMSE of 1e-3.
+// GEMVs of experts: a workgroup computes ROWS rows of one expert's matrix for one row of a list,
+// summed as in gemv.wgsl. Input columns stay as they are: as bytes they took a model's logits further
+// from the reference than an NMSE of 1e-3.
 
 @group(0) @binding(3) var<storage, read> bias: array<f32>;
 @group(0) @binding(4) var<storage, read_write> output: array<f32>;

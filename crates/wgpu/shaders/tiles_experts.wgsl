@@ -1,5 +1,5 @@
 // Which rows a tile of the GEMM has: pairs of a row of a list and one of its experts, all of the
-// same expert, as `group_experts.wgsl` sorts them.
+// same expert, as `expert_permutation.wgsl` sorts them.
 
 @group(0) @binding(6) var<storage, read> tiles: array<u32>;
 

@@ -250,7 +250,9 @@ impl Kernel {
             Kernel::Gemv(m, tokens) => gemv(m, tokens, activations),
             Kernel::Gemm(m, tile) => gemm(m, tile),
             Kernel::Halves(inputs) => halves(inputs),
-            Kernel::GroupExperts => plain(&[include_str!("../shaders/group_experts.wgsl")]),
+            Kernel::ExpertPermutation => {
+                plain(&[include_str!("../shaders/expert_permutation.wgsl")])
+            }
             Kernel::Experts { layout, inputs, is_gated } => experts(layout, inputs, is_gated),
             Kernel::ExpertSum => plain(&[include_str!("../shaders/expert_sum.wgsl")]),
             Kernel::Bytes(inputs, quads) => bytes(inputs, quads),
@@ -290,7 +292,7 @@ impl Kernel {
         match self {
             Kernel::Embed(_)
             | Kernel::Pool
-            | Kernel::GroupExperts
+            | Kernel::ExpertPermutation
             | Kernel::ArgmaxPart
             | Kernel::Argmax => &[false, true],
             Kernel::Gemv(m, _) | Kernel::Gemm(m, _) => match m.epilogue {

@@ -51,7 +51,7 @@ pub(crate) struct Lowering<'a> {
     /// The value whose rows the buffer of halves has, the rows of a token, and their list.
     halves: Option<(Value, usize, List)>,
     /// The route by which the buffer of tiles has the experts of rows, and their tiles.
-    grouped: Option<(Option<Value>, ExpertTiles)>,
+    permutation: Option<(Option<Value>, ExpertTiles)>,
     /// The first operation of the stage, and the last one, whose result is the stage's.
     first: usize,
     op: usize,
@@ -85,7 +85,7 @@ pub(crate) fn lower(
         program,
         bytes: None,
         halves: None,
-        grouped: None,
+        permutation: None,
         first: 0,
         op: 0,
     };
@@ -96,9 +96,7 @@ pub(crate) fn lower(
             Kind::Gated { act, .. }
                 if matches!(plan.ops[stage.ops.start], Op::ExpertLinear { .. }) =>
             {
-                let weights = stage.stacked(plan);
-                let bias = lowering.stacked_bias(stage, &weights);
-                lowering.expert_matmul((weights[0], bias), Some(act))?;
+                lowering.gated_experts(stage, act)?;
             }
             Kind::Siblings | Kind::Gated { .. } | Kind::Residual { .. } => {
                 lowering.fused_matmuls(stage);
@@ -148,9 +146,7 @@ impl Lowering<'_> {
                 self.matmul();
                 Ok(())
             }
-            &Op::ExpertLinear { weight, bias, .. } => {
-                self.expert_matmul((weight, vector(bias)), None)
-            }
+            Op::ExpertLinear { .. } => self.expert_matmul(),
             Op::Route { .. } => self.route(),
             Op::Attention { .. } | Op::Select { .. } => self.attention(),
             Op::Conv { .. } | Op::Compress { .. } | Op::Scan { .. } | Op::DeltaRule { .. } => {

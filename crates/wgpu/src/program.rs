@@ -40,8 +40,8 @@ pub(crate) enum Kernel {
     Gemv(Matmul, usize),
     /// Matmuls of many rows, with the number of rows of a workgroup: 64 or 128.
     Gemm(Matmul, usize),
-    /// The experts of prompts' rows, grouped by expert.
-    GroupExperts,
+    /// Sorts prompts' pairs of rows and experts by expert.
+    ExpertPermutation,
     /// Input rows in half precision, from how they lie.
     Halves(Inputs),
     /// Input rows as bytes, from how they lie, with the vectors of four columns in a chunk.
@@ -97,7 +97,7 @@ impl Kernel {
             Kernel::Bytes(..) => "bytes",
             Kernel::Experts { .. } => "experts",
             Kernel::ExpertSum => "sum of experts",
-            Kernel::GroupExperts => "group experts",
+            Kernel::ExpertPermutation => "expert permutation",
             Kernel::Norm | Kernel::NormBytes(_) => "norm",
             Kernel::Rope => "rope",
             Kernel::Elementwise => "elementwise",
@@ -211,7 +211,7 @@ pub(crate) enum BufferId {
     Angles(usize),
     /// How often experts were selected.
     Counts,
-    /// The experts of a list's rows, grouped by expert.
+    /// Tiles of rows that share an expert, and the pairs of rows and experts in them.
     ExpertTiles,
     /// Input rows of a matmul in half precision.
     Halves,

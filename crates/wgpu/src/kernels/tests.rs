@@ -32,7 +32,7 @@ const OTHERS: [Kernel; 28] = [
     Kernel::Rope,
     Kernel::Elementwise,
     Kernel::HyperWeights,
-    Kernel::GroupExperts,
+    Kernel::ExpertPermutation,
     Kernel::ExpertSum,
     Kernel::Route,
     Kernel::Pool,

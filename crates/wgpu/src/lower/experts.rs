@@ -1,11 +1,13 @@
-//! Matmuls of experts: those of generated text one by one, those of prompts by expert.
+//! Matmuls of experts: a GEMV for each row of generated text and each of its experts, a grouped
+//! GEMM for prompts.
 
 use bodkin_backend::Result;
 use bodkin_model::{Act, Op, Plan, Value, WeightId};
 
 use super::matmul::{SMALL_TILE, weight_tile};
 use super::rows::activation;
-use super::{Lowering, MAX_EXPERTS, MAX_ROWS, THREADS, at_most};
+use super::stages::Stage;
+use super::{Lowering, MAX_EXPERTS, MAX_ROWS, THREADS, at_most, vector};
 use crate::program::{BufferId, Depth, Epilogue, ExpertTiles, Kernel, List, Matmul};
 use crate::weights::Matrix;
 
@@ -54,12 +56,22 @@ pub(crate) fn result_rows(is_gated: bool) -> usize {
 }
 
 impl Lowering<'_> {
-    /// A matmul of experts, or of gates and what they are multiplied with, which are stacked.
-    pub(super) fn expert_matmul(
-        &mut self,
-        (weight, bias): (WeightId, BufferId),
-        gate: Option<Act>,
-    ) -> Result<()> {
+    /// A matmul of experts of its own.
+    pub(super) fn expert_matmul(&mut self) -> Result<()> {
+        let Op::ExpertLinear { weight, bias, .. } = self.plan.ops[self.op] else {
+            unreachable!("only experts are lowered here")
+        };
+        self.experts((weight, vector(bias)), None)
+    }
+
+    /// Gates of experts and what they are multiplied with, as one matmul.
+    pub(super) fn gated_experts(&mut self, stage: &Stage, act: Act) -> Result<()> {
+        let weights = stage.stacked(self.plan);
+        let bias = self.stacked_bias(stage, &weights);
+        self.experts((weights[0], bias), Some(act))
+    }
+
+    fn experts(&mut self, (weight, bias): (WeightId, BufferId), gate: Option<Act>) -> Result<()> {
         let op = &self.plan.ops[self.first];
         let &Op::ExpertLinear { input, route, experts, .. } = op else {
             unreachable!("only experts are lowered here")
@@ -80,13 +92,13 @@ impl Lowering<'_> {
             rows: self.plan.weight(weight).rows / experts,
             tiles,
         };
-        self.experts_one_by_one(&experts);
-        self.experts_in_tiles(&experts);
+        self.decode_experts(&experts);
+        self.prompt_experts(&experts);
         Ok(())
     }
 
-    /// Those of generated text.
-    fn experts_one_by_one(&mut self, e: &Experts) {
+    /// Generated text: a row has workgroups for each of its experts.
+    fn decode_experts(&mut self, e: &Experts) {
         let list = List::Decode;
         let rows = self.rows_input(e.input, self.plan.width(e.input), &e.matrix);
         let flags = [e.route.is_some(), e.bias != BufferId::None].map(u32::from);
@@ -104,10 +116,10 @@ impl Lowering<'_> {
         }
     }
 
-    /// Those of prompts.
-    fn experts_in_tiles(&mut self, e: &Experts) {
+    /// Prompts: a grouped GEMM, over tiles of rows that share an expert.
+    fn prompt_experts(&mut self, e: &Experts) {
         let list = List::Prefill;
-        self.group_experts(e.route, e.tiles);
+        self.permute(e.route, e.tiles);
         let rows = self.rows_input(e.input, self.plan.weight(e.weight).cols, &e.matrix);
         let rows = self.prompt_input((e.input, &rows, e.token_rows), &e.matrix, list);
         let epilogue = if e.gate.is_some() { Epilogue::ExpertGate } else { Epilogue::Experts };
@@ -147,12 +159,12 @@ impl Lowering<'_> {
         self.push(Kernel::ExpertSum, buffers, params, width.div_ceil(THREADS), depth);
     }
 
-    /// The experts of a prompt's rows, grouped by expert, if the buffer does not have them.
-    fn group_experts(&mut self, route: Option<Value>, tiles: ExpertTiles) {
-        if self.grouped == Some((route, tiles)) {
+    /// Sorts a prompt's pairs of rows and experts by expert, if the buffer does not have them.
+    fn permute(&mut self, route: Option<Value>, tiles: ExpertTiles) {
+        if self.permutation == Some((route, tiles)) {
             return;
         }
-        self.grouped = Some((route, tiles));
+        self.permutation = Some((route, tiles));
         let pairs_at = tiles.pairs_at(self.limits.tokens);
         let [experts, used] = [tiles.experts, tiles.used].map(|x| x as u32);
         let is_routed = u32::from(route.is_some());
@@ -167,6 +179,6 @@ impl Lowering<'_> {
         let route = route.map_or(BufferId::None, |route| self.value(route));
         // One workgroup, if there are rows.
         let depth = Depth::List(List::Prefill, usize::MAX);
-        self.push(Kernel::GroupExperts, vec![route, BufferId::ExpertTiles], params, 1, depth);
+        self.push(Kernel::ExpertPermutation, vec![route, BufferId::ExpertTiles], params, 1, depth);
     }
 }
