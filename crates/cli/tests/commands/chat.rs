@@ -223,6 +223,7 @@ fn a_conversation_is_saved_and_loaded() {
         "error: /save replaces nothing but a saved conversation: notes.txt",
     );
     first.say("/save talk.json", "saved 3 messages");
+    first.say("/save ~/of-home.json", "saved 3 messages");
     first.leave("/exit\r");
     assert_eq!(fs::read_to_string(place.path("notes.txt")).unwrap(), "notes");
 
@@ -232,6 +233,7 @@ fn a_conversation_is_saved_and_loaded() {
     fs::write(place.path("odd.json"), r#"[{"role": "king", "content": ""}]"#).unwrap();
     second.say("/load odd.json", "expected the role system, user, assistant, found `king`");
     second.say("/load talk.json", "loaded 3 messages");
+    second.say("/load ~/of-home.json", "loaded 3 messages");
     second.say("/regenerate", "xxx\r\n");
     second.say("And then?", "xxx\r\n");
     second.say("/save talk.json", "saved 5 messages");

@@ -1,7 +1,7 @@
 //! The commands of a chat, which begin with a slash.
 
 use std::io::{Write, stdout};
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, ensure};
 use clap::error::ErrorKind;
@@ -73,7 +73,7 @@ const COMMANDS: [Command; 10] = [
         argument: "FILE",
         about: "write the conversation to a file",
         run: |session, file| {
-            let messages = session.save(named(file)?)?;
+            let messages = session.save(&named(file)?)?;
             say(&format!("saved {}", text::count(messages, "message")));
             Ok(Next::Prompt)
         },
@@ -83,7 +83,7 @@ const COMMANDS: [Command; 10] = [
         argument: "FILE",
         about: "continue the conversation of a file",
         run: |session, file| {
-            let messages = session.load(named(file)?)?;
+            let messages = session.load(&named(file)?)?;
             say(&format!("loaded {}", text::count(messages, "message")));
             Ok(Next::Prompt)
         },
@@ -251,8 +251,11 @@ fn full_name(name: String) -> String {
     found.map_or(name.clone(), str::to_owned)
 }
 
-/// The path of an argument that must be given.
-fn named(file: &str) -> Result<&Path> {
+/// The path of an argument that must be given. No shell has replaced `~/` here.
+fn named(file: &str) -> Result<PathBuf> {
     ensure!(!file.is_empty(), "expected the name of a file");
-    Ok(Path::new(file))
+    Ok(match (file.strip_prefix("~/"), dirs::home_dir()) {
+        (Some(below), Some(home)) => home.join(below),
+        _ => file.into(),
+    })
 }
