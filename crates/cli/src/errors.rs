@@ -21,7 +21,7 @@ pub(crate) fn line(error: &anyhow::Error) -> String {
         _ => cut(part, QUOTED_MAX),
     };
     let parts: Vec<String> = text.split('`').enumerate().map(quoted).collect();
-    printable_name(&cut(&parts.join("`"), LINE_MAX))
+    cut(&parts.join("`"), LINE_MAX)
 }
 
 /// The start of a text that is longer than `max` bytes.
@@ -37,10 +37,10 @@ pub(crate) fn is_of_output(error: &anyhow::Error) -> bool {
     error.chain().len() == 1 && error.is::<std::io::Error>()
 }
 
-/// Names from a file as they may be printed: without the characters that command a terminal, or
-/// that show text in another order than it has.
+/// Names from a file as they may be printed: on one line, without the characters that command a
+/// terminal, or that show text in another order than it has.
 pub(crate) fn printable_name(text: &str) -> String {
-    printable_text(text).replace(changes_direction, "\u{fffd}")
+    text.replace(|c: char| c.is_control() || changes_direction(c), "\u{fffd}")
 }
 
 /// Text of a model as it may be printed: without the control characters that move the cursor,
@@ -69,10 +69,16 @@ pub(crate) fn causes(error: &anyhow::Error) -> String {
     text
 }
 
-/// A cause, with options of the runtime by the names of flags, and the flags that may help.
+/// A cause, with options of the runtime by the names of flags, and the flags that may help. All but
+/// a failed fetch is on one line.
 fn in_flags(cause: &(dyn std::error::Error + 'static)) -> String {
     let text = cause.to_string();
-    match cause.downcast_ref() {
+    let kind = cause.downcast_ref();
+    let text = match kind {
+        Some(Error::Unavailable { .. }) => printable_text(&text),
+        _ => printable_name(&text),
+    };
+    match kind {
         Some(Error::Option { option, .. }) => {
             format!("--{}{}", option.replace('_', "-"), &text[option.len()..])
         }
@@ -106,7 +112,7 @@ mod tests {
         assert!(cut.contains(&"x ".repeat(300)), "the project's own words are whole");
         let many = line("`a` ".repeat(100_000));
         assert!(many.len() < 9000 && many.ends_with("..."), "{}", many.len());
-        assert_eq!(line("a\x1b[2Jb\nc".to_owned()), "a\u{fffd}[2Jb\nc");
+        assert_eq!(line("a\x1b[2Jb\nc".to_owned()), "a\u{fffd}[2Jb\u{fffd}c");
         assert_eq!(line("a\u{202e}b\u{2066}c\u{200f}d".to_owned()), "a\u{fffd}b\u{fffd}c\u{fffd}d");
     }
 }

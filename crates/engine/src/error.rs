@@ -1,5 +1,7 @@
 //! Errors of tokenization, chat templates and requests.
 
+use bodkin_gguf::quoted;
+
 /// The result of the engine's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -14,7 +16,7 @@ pub enum Error {
     #[error(transparent)]
     Backend(#[from] bodkin_backend::Error),
     /// The model's tokenizer type is unknown.
-    #[error("tokenizer.ggml.model: expected one of {known}, found `{found}`")]
+    #[error("tokenizer.ggml.model: expected one of {known}, found {}", quoted(found))]
     UnknownTokenizer {
         /// The name in the metadata.
         found: String,
@@ -22,7 +24,7 @@ pub enum Error {
         known: String,
     },
     /// The metadata or the `assume` option names a pre-tokenizer that the engine does not know.
-    #[error("unknown pre-tokenizer `{found}`; those known are {known}")]
+    #[error("unknown pre-tokenizer {}; those known are {known}", quoted(found))]
     UnknownPreTokenizer {
         /// The given name.
         found: String,

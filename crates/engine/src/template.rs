@@ -31,7 +31,7 @@ const FUEL: u64 = 10_000_000;
 const STACK_BYTES: usize = 256 << 20;
 
 /// The longest message of an error, in characters.
-const MESSAGE_MAX: usize = 1000;
+const MESSAGE_MAX: usize = 200;
 
 /// The longest format of a time, in bytes.
 const TIME_FORMAT_MAX: usize = 1000;

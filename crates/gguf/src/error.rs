@@ -147,7 +147,7 @@ impl Mismatch {
 }
 
 /// A name from a file, escaped to one line and cut to 80 characters.
-pub(crate) fn quoted(name: &str) -> String {
+pub fn quoted(name: &str) -> String {
     let mut shown: String = name.chars().take(80).collect();
     if name.chars().nth(80).is_some() {
         shown.push_str("...");

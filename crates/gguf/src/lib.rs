@@ -13,7 +13,7 @@ mod split;
 mod tensor;
 mod write;
 
-pub use error::{Error, Result, printable};
+pub use error::{Error, Result, printable, quoted};
 pub use file::{File, exit_on_truncation, kind_of_file};
 pub use format::Format;
 pub use metadata::{Array, Metadata, Value};

@@ -1,5 +1,7 @@
 //! Errors of files that are valid GGUF but have no plan.
 
+use bodkin_gguf::quoted;
+
 /// Why a file has no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -7,7 +9,7 @@ pub enum Error {
     #[error(transparent)]
     Gguf(#[from] bodkin_gguf::Error),
     /// The architecture has no file in `arch/`.
-    #[error("unknown architecture `{}`; {nearest}", found.escape_debug())]
+    #[error("unknown architecture {}; {nearest}", quoted(found))]
     UnknownArchitecture {
         /// What `general.architecture` says.
         found: String,

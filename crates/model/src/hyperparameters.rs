@@ -4,7 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
-use bodkin_gguf::{Array, Metadata, Value};
+use bodkin_gguf::{Array, Metadata, Value, quoted};
 
 use crate::error::{Error, Result};
 use crate::op::{Gating, Routing};
@@ -413,7 +413,8 @@ impl<'a> HyperParameters<'a> {
                 attn_factor,
             }),
             other => {
-                let problem = format!("expected none, linear, yarn or longrope, found {other}");
+                let problem =
+                    format!("expected none, linear, yarn or longrope, found {}", quoted(other));
                 Err(self.error(name, problem))
             }
         }

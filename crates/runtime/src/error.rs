@@ -3,6 +3,7 @@
 use std::io;
 
 use bodkin_backend::Memory;
+use bodkin_gguf::{printable, quoted};
 
 use crate::memory::{human_bytes, total_bytes};
 
@@ -121,7 +122,7 @@ pub enum Error {
         source: bodkin_backend::Error,
     },
     /// The file names a pre-tokenizer that the engine does not have.
-    #[error("{model}: tokenizer.ggml.pre: expected one of {known}, found `{found}`")]
+    #[error("{model}: tokenizer.ggml.pre: expected one of {known}, found {}", quoted(found))]
     PreTokenizer {
         /// The model's path.
         model: String,
@@ -221,8 +222,9 @@ impl Error {
 
 /// The reason of one source, or an indented line for each of several.
 fn reasons(attempts: &[(&'static str, String)]) -> String {
+    let on_one_line = |(source, reason): &(_, String)| format!("{source}: {}", printable(reason));
     match attempts {
-        [(source, reason)] => format!(": {source}: {reason}"),
-        _ => attempts.iter().map(|(source, reason)| format!("\n  {source}: {reason}")).collect(),
+        [attempt] => format!(": {}", on_one_line(attempt)),
+        _ => attempts.iter().map(|attempt| format!("\n  {}", on_one_line(attempt))).collect(),
     }
 }

@@ -116,14 +116,14 @@ fn long_texts_of_a_file_are_cut() {
         };
         let path = place.variant("llama", change);
         let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
-        assert!(error.contains("variant.gguf") && error.len() < 10_000, "{key}: {}", error.len());
+        assert!(error.contains("variant.gguf") && error.len() < 3000, "{key}: {}", error.len());
         let text = "nonsense ".repeat(20_000);
         let change = |metadata: &mut Metadata| {
             metadata.insert(key, Value::String(Box::from(text.as_bytes())));
         };
         let path = place.variant("llama", change);
         let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
-        assert!(error.contains("nonsense no...`"), "{key}: {error}");
+        assert!(error.contains("nonsense...`"), "{key}: {error}");
     }
 }
 

@@ -1,6 +1,8 @@
 //! ModernBERT: a pre-norm encoder with rotary positions. Every third layer has global attention,
 //! the others attend to half a window on each side.
 
+use bodkin_gguf::quoted;
+
 use super::{attention_layers, hidden_sizes, rope};
 use crate::builder::{AttentionLayer, Builder};
 use crate::error::Result;
@@ -17,7 +19,7 @@ pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Valu
         None | Some("gelu" | "geglu") => Act::Gelu,
         Some("silu" | "swish" | "swiglu") => Act::Silu,
         Some(other) => {
-            let problem = format!("expected gelu or silu, found {other}");
+            let problem = format!("expected gelu or silu, found {}", quoted(other));
             return Err(m.error("hidden_activation", problem));
         }
     };
