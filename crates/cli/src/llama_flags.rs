@@ -31,9 +31,11 @@ enum Value {
 const SWITCH: [&str; 10] =
     ["on", "off", "auto", "1", "0", "-1", "true", "false", "enabled", "disabled"];
 const ONE_COUNT: &str = "--threads is the number for prompts, too";
+const NO_COLOURS: &str = "answers have no colours";
+const CHAT: &str = "without a prompt this is a chat";
 const ONE_ATTENTION: &str = "attention has one implementation on each device";
 
-const FLAGS: [(&str, Meaning); 22] = [
+const FLAGS: &[(&str, Meaning)] = &[
     ("-m", Meaning::Nothing),
     ("--model", Meaning::Nothing),
     ("-hf", Meaning::Model("hf:")),
@@ -45,6 +47,15 @@ const FLAGS: [(&str, Meaning); 22] = [
     ("-sys", Meaning::Is("--system")),
     ("-cnv", Meaning::Nothing),
     ("--conversation", Meaning::Nothing),
+    ("-st", Meaning::Nothing),
+    ("--single-turn", Meaning::Nothing),
+    ("--jinja", Meaning::Nothing),
+    ("--no-warmup", Meaning::Nothing),
+    ("--no-display-prompt", Meaning::Nothing),
+    ("--no-context-shift", Meaning::Nothing),
+    ("--log-disable", Meaning::Nothing),
+    ("--simple-io", Meaning::Nothing),
+    ("--no-perf", Meaning::Is("--quiet")),
     ("-no-cnv", Meaning::Is("--raw")),
     ("-ctk", Meaning::KvType),
     ("--cache-type-k", Meaning::KvType),
@@ -62,6 +73,10 @@ const FLAGS: [(&str, Meaning); 22] = [
         ),
     ),
     ("--mlock", Meaning::Idle(Value::None, "memory is not locked")),
+    ("--color", Meaning::Idle(Value::Switch, NO_COLOURS)),
+    ("-co", Meaning::Idle(Value::Switch, NO_COLOURS)),
+    ("-i", Meaning::Idle(Value::None, CHAT)),
+    ("--interactive", Meaning::Idle(Value::None, CHAT)),
 ];
 
 /// The command line with these flags by their names here, and notes about those without effect.
