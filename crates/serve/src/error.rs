@@ -159,9 +159,9 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Writes the body of a refused request as `format` has it.
-pub(crate) fn write_error(response: Response, format: fn(&ApiError) -> Value) -> Response {
-    let Some(error) = response.extensions().get::<Arc<ApiError>>().cloned() else {
+/// Writes the body of a refused request as `format` has it, if it is not written yet.
+pub(crate) fn write_error(mut response: Response, format: fn(&ApiError) -> Value) -> Response {
+    let Some(error) = response.extensions_mut().remove::<Arc<ApiError>>() else {
         return response;
     };
     let (mut parts, _) = response.into_parts();

@@ -9,6 +9,18 @@ use crate::server::{MODEL, STOPPING, Server, failure, kit, post_head, read_respo
 
 /// Whatever a client sends, it gets a status, and the next one an answer.
 #[test]
+fn each_interface_has_errors_of_its_own_form() {
+    let server = Server::start(&[]);
+    let openai = server.post("/v1/completions", &json!({ "prompt": true })).json();
+    assert_eq!(openai["error"]["code"], 400, "{openai}");
+    let ollama = server.post("/api/generate", &json!({ "model": "m", "prompt": 5 })).json();
+    assert!(ollama["error"].as_str().unwrap().contains("prompt: expected a string"), "{ollama}");
+    let anthropic = server.post("/v1/messages", &json!({ "messages": 5 })).json();
+    assert_eq!(anthropic["type"], "error", "{anthropic}");
+    assert_eq!(anthropic["error"]["type"], "invalid_request_error", "{anthropic}");
+}
+
+#[test]
 fn broken_requests_get_one_clear_error() {
     let server = Server::start(&["--ctx-size", "256", "--max-body", "1M"]);
     let path = "/v1/chat/completions";
