@@ -20,6 +20,7 @@ mod version;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::{panic, thread};
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -100,7 +101,18 @@ fn parse() -> Cli {
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 
+/// Keeps panics of templates, which become errors, from writing about themselves.
+fn silence_templates() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        if thread::current().name() != Some(bodkin::TEMPLATE_THREAD) {
+            report(info);
+        }
+    }));
+}
+
 fn main() -> ExitCode {
+    silence_templates();
     interrupt::install();
     bodkin_gguf::exit_on_truncation();
     let cli = parse();

@@ -39,5 +39,5 @@ pub use request::{Event, Finish, Logprobs, Request, Timings, Usage};
 pub use sampler::{Sampler, SamplerOptions};
 pub use stats::{ExpertReport, Stats};
 pub use stream::TextStream;
-pub use template::Template;
+pub use template::{TEMPLATE_THREAD, Template};
 pub use tokenizer::Tokenizer;

@@ -30,6 +30,10 @@ const FUEL: u64 = 10_000_000;
 /// The stack of a rendering's thread. Only what is used of it takes memory.
 const STACK_BYTES: usize = 256 << 20;
 
+/// The name of the threads that templates run on. minijinja panics on some hostile ones, which
+/// becomes an error: a program's panic hook can be silent about these threads.
+pub const TEMPLATE_THREAD: &str = "bodkin-template";
+
 /// The longest message of an error, in characters.
 const MESSAGE_MAX: usize = 200;
 
@@ -165,7 +169,8 @@ impl Template {
         context.extend(extra.iter().map(|(key, json)| (key.as_str(), value(json))));
         let context = Value::from_pairs(context);
         let run = || {
-            let environment = self.environment(&Budget::new(input_bytes));
+            let budget = Budget::new(input_bytes);
+            let environment = self.environment(&budget);
             let program = program::compile(&self.adapted)?;
             let mut text = String::new();
             machinery::eval(
@@ -176,6 +181,7 @@ impl Template {
                 &mut machinery::make_string_output(&mut text),
                 minijinja::AutoEscape::None,
             )?;
+            budget.check_size(text.len() as u64)?;
             Ok(text)
         };
         on_large_stack(move || run().map_err(error))
@@ -185,7 +191,7 @@ impl Template {
 /// Runs something that may need many stack frames.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("bodkin-template".to_owned());
+        let thread = std::thread::Builder::new().name(TEMPLATE_THREAD.to_owned());
         let thread = thread.stack_size(STACK_BYTES).spawn_scoped(scope, work);
         let panicked = |_| Err(template("minijinja panicked"));
         thread.map_err(Error::Thread)?.join().unwrap_or_else(panicked)

@@ -86,6 +86,7 @@ pub use scorer::Scorer;
 pub use bodkin_backend::{DeviceKind, ExpertBudget, KvType};
 pub use bodkin_cpu::{MAX_THREADS, Sparse};
 pub use bodkin_engine::{
-    Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, Timings, Usage,
+    Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, TEMPLATE_THREAD, Timings,
+    Usage,
 };
 pub use bodkin_model::Pooling;

@@ -15,7 +15,7 @@ const TIME: Duration = Duration::from_millis(1500);
 /// Bytes that all values and the output of a rendering take together, beside those that follow
 /// from the size of the conversation.
 const TOTAL_BYTES: u64 = 64 << 20;
-/// Bytes that one value takes when it is written out, likewise.
+/// Bytes that one value takes when it is written out, and the rendering, likewise.
 const VALUE_BYTES: u64 = 4 << 20;
 /// How much larger than the conversation its values and the rendering may become.
 const INPUT_FACTOR: u64 = 16;

@@ -97,15 +97,13 @@ fn bounded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
     // Where each old instruction is now.
     let mut starts = Vec::new();
     let (mut index, mut len) = (0, 0);
-    let mut follows_constant = false;
     while let Some(op) = old.get(index) {
         starts.push(len);
         let line = old.get_line(index).and_then(|line| u16::try_from(line).ok()).unwrap_or(0);
-        for op in bounded_op(op, follows_constant)? {
+        for op in bounded_op(op)? {
             new.add_with_line(op, line);
             len += 1;
         }
-        follows_constant = matches!(op, Op::LoadConst(_));
         index += 1;
     }
     starts.push(len);
@@ -126,7 +124,7 @@ fn bounded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
 }
 
 /// The instructions that replace one.
-fn bounded_op<'s>(op: &Op<'s>, follows_constant: bool) -> Result<Vec<Op<'s>>, Error> {
+fn bounded_op<'s>(op: &Op<'s>) -> Result<Vec<Op<'s>>, Error> {
     let filter = |name, arguments| Op::ApplyFilter(name, Some(arguments), !0);
     Ok(match op {
         // Raw text is written like a value, so that it is charged.
@@ -144,8 +142,12 @@ fn bounded_op<'s>(op: &Op<'s>, follows_constant: bool) -> Result<Vec<Op<'s>>, Er
             vec![Op::Swap, filter(ADMIT_MEMBER, 1), Op::Swap, Op::SetAttr(name)]
         }
         Op::PushLoop(flags) => vec![filter(CHECK_TIME, 1), Op::PushLoop(*flags)],
-        // A key that is a constant has been hashed before.
-        Op::GetItem if !follows_constant => vec![Op::GetItem, filter(CHECK_TIME, 1)],
+        // A place in a text is found by counting, and a key by hashing it.
+        Op::GetItem => vec![Op::GetItem, filter(CHECK_TIME, 1)],
+        Op::Iterate(target) => vec![Op::Iterate(*target), filter(CHECK_TIME, 1)],
+        Op::Include(ignores_missing) => {
+            vec![filter(CHECK_TIME, 1), Op::Include(*ignores_missing)]
+        }
         Op::BuildMap(_)
         | Op::BuildKwargs(_)
         | Op::MergeKwargs(_)
