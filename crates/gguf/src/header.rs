@@ -18,6 +18,12 @@ const MAX_ALIGNMENT: u64 = 1 << 24;
 pub(crate) const MAX_NAME_BYTES: usize = 65535;
 /// The deepest nesting of arrays. Real files have one level.
 const MAX_ARRAY_DEPTH: usize = 8;
+/// Bytes that all metadata take in memory; those of a large vocabulary take 50 MB.
+const MAX_METADATA_BYTES: u64 = 160_000_000;
+/// Bytes that an entry of the metadata takes in memory, beside its key and value.
+const ENTRY_BYTES: u64 = 128;
+/// Bytes that a text or an array takes in memory, beside its content.
+const OWNED_BYTES: u64 = 48;
 /// Bytes of the smallest entry: a key of one byte, a type, and a value of one byte.
 const MIN_ENTRY_BYTES: u64 = 8 + 1 + 4 + 1;
 /// Bytes of the smallest tensor: a name of one byte, the number of dimensions, one dimension, a
@@ -42,7 +48,8 @@ pub(crate) struct Header {
 
 /// Reads and checks the header of one file, or of one part of a split file. `file` is for messages.
 pub(crate) fn parse(file: &Path, bytes: &[u8]) -> Result<Header> {
-    let mut cursor = Cursor { file, bytes, at: 0, item: "header".to_string() };
+    let item = "header".to_string();
+    let mut cursor = Cursor { file, bytes, at: 0, item, memory_bytes: 0 };
     let magic = cursor.array::<4>()?;
     if &magic != b"GGUF" {
         return Err(Error::Magic { file: file.to_path_buf(), found: magic });
@@ -94,6 +101,7 @@ fn read_metadata(cursor: &mut Cursor, count: u64) -> Result<Metadata> {
         if metadata.get(&key).is_some() {
             return Err(cursor.invalid("one entry", "a second one"));
         }
+        cursor.charge(ENTRY_BYTES + key.len() as u64)?;
         let value = read_value(cursor)?;
         metadata.insert(key, value);
     }
@@ -110,7 +118,7 @@ fn read_value(cursor: &mut Cursor) -> Result<Value> {
         kind::I32 => Value::I32(i32::from_le_bytes(cursor.array()?)),
         kind::F32 => Value::F32(f32::from_le_bytes(cursor.array()?)),
         kind::BOOL => Value::Bool(cursor.bool()?),
-        kind::STRING => Value::String(cursor.string()?.into()),
+        kind::STRING => Value::String(cursor.owned_string()?),
         kind::ARRAY => Value::Array(read_array(cursor, 1)?),
         kind::U64 => Value::U64(u64::from_le_bytes(cursor.array()?)),
         kind::I64 => Value::I64(i64::from_le_bytes(cursor.array()?)),
@@ -130,6 +138,10 @@ fn read_array(cursor: &mut Cursor, depth: usize) -> Result<Array> {
     };
     // The remaining bytes bound the count, and so every allocation below.
     cursor.expect_bytes(count.saturating_mul(min_bytes))?;
+    cursor.charge(match element {
+        kind::STRING | kind::ARRAY => count.saturating_mul(OWNED_BYTES),
+        _ => count.saturating_mul(min_bytes),
+    })?;
     Ok(match element {
         kind::U8 => Array::U8(cursor.numbers(count, u8::from_le_bytes)?),
         kind::I8 => Array::I8(cursor.numbers(count, i8::from_le_bytes)?),
@@ -140,7 +152,7 @@ fn read_array(cursor: &mut Cursor, depth: usize) -> Result<Array> {
         kind::F32 => Array::F32(cursor.numbers(count, f32::from_le_bytes)?),
         kind::BOOL => Array::Bool((0..count).map(|_| cursor.bool()).collect::<Result<_>>()?),
         kind::STRING => {
-            let strings = (0..count).map(|_| Ok(cursor.string()?.into()));
+            let strings = (0..count).map(|_| cursor.owned_string());
             Array::String(strings.collect::<Result<_>>()?)
         }
         kind::U64 => Array::U64(cursor.numbers(count, u64::from_le_bytes)?),
@@ -252,6 +264,8 @@ struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
     item: String,
+    /// What the metadata take in memory so far.
+    memory_bytes: u64,
 }
 
 impl<'a> Cursor<'a> {
@@ -311,6 +325,23 @@ impl<'a> Cursor<'a> {
             [1] => Ok(true),
             [other] => Err(self.invalid("a bool of 0 or 1", other.to_string())),
         }
+    }
+
+    /// Accounts for memory of the metadata.
+    fn charge(&mut self, bytes: u64) -> Result<()> {
+        self.memory_bytes = self.memory_bytes.saturating_add(bytes);
+        if self.memory_bytes <= MAX_METADATA_BYTES {
+            return Ok(());
+        }
+        let expected = format!("metadata of at most {MAX_METADATA_BYTES} bytes in memory");
+        Err(self.invalid(expected, format!("{} or more", self.memory_bytes)))
+    }
+
+    /// A text of the metadata.
+    fn owned_string(&mut self) -> Result<Box<[u8]>> {
+        let bytes = self.string()?;
+        self.charge(bytes.len() as u64)?;
+        Ok(bytes.into())
     }
 
     fn string(&mut self) -> Result<&'a [u8]> {
