@@ -59,6 +59,8 @@ struct RuleText {
 
 /// The most rules of a file, whose patterns take up to a millisecond each to compile.
 const MAX_RULES: usize = 1000;
+/// The longest file. Its syntax tree is some hundred times as large.
+const MAX_BYTES: usize = 1_000_000;
 
 impl Surgery {
     /// Reads a file.
@@ -82,6 +84,10 @@ impl Surgery {
     /// # Errors
     /// As [`Surgery::open`].
     pub fn parse(name: &str, text: &str) -> Result<Surgery> {
+        if text.len() > MAX_BYTES {
+            let found = format!("{} bytes", text.len());
+            return Err(Error::invalid(name, format!("at most {MAX_BYTES} bytes"), found));
+        }
         let read: Text = toml::from_str(text).map_err(|error| {
             let found = error.message().replace('\n', " ");
             let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);

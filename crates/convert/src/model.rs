@@ -162,6 +162,9 @@ fn found_type(weights: &Weights) -> &'static str {
     }
 }
 
+/// The longest `config.json`; those of real models have some kilobytes.
+const CONFIG_BYTES_MAX: usize = 4_000_000;
+
 /// Reads `config.json`, which Python may have written with numbers that JSON does not have.
 fn read_config(source: &Source) -> Result<Config> {
     let name = "config.json";
@@ -169,6 +172,10 @@ fn read_config(source: &Source) -> Result<Config> {
     let text = source.text(name)?;
     let text =
         text.ok_or_else(|| Error::invalid(&shown, "the model's configuration", "no file"))?;
+    if text.len() > CONFIG_BYTES_MAX {
+        let expected = format!("at most {CONFIG_BYTES_MAX} bytes");
+        return Err(Error::invalid(&shown, expected, text.len().to_string()));
+    }
     let mut value: serde_json::Result<Json> = serde_json::from_str(&text);
     if value.is_err() {
         let mut plain = String::new();

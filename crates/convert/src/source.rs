@@ -16,6 +16,9 @@ use crate::error::{Error, Result};
 
 /// Files other than weights may have this size.
 const SMALL_BYTES_MAX: u64 = 256 << 20;
+/// Values of one JSON file; a vocabulary of 262 144 tokens with its merges has two million. Each
+/// takes 32 bytes or more.
+const JSON_VALUES_MAX: usize = 6_000_000;
 /// Weights hardly compress; what expands more is a zip bomb.
 const EXPANSION_MAX: u64 = 200;
 
@@ -121,6 +124,7 @@ impl Source {
     /// A JSON file; None if there is none of this name.
     pub(crate) fn json(&self, name: &str) -> Result<Option<Value>> {
         let Some(bytes) = self.read(name)? else { return Ok(None) };
+        check_values(&self.shown(name), &bytes)?;
         let parsed = serde_json::from_slice(&bytes);
         parsed
             .map(Some)
@@ -301,4 +305,13 @@ impl Deflated {
             false => Err(io::Error::new(io::ErrorKind::InvalidData, "its checksum is wrong")),
         }
     }
+}
+/// Fails if a JSON file has too many values to read them all into memory.
+pub(crate) fn check_values(shown: &str, json: &[u8]) -> Result<()> {
+    let separators = json.iter().filter(|&&byte| matches!(byte, b',' | b'[' | b'{')).count();
+    if separators <= JSON_VALUES_MAX {
+        return Ok(());
+    }
+    let expected = format!("at most {JSON_VALUES_MAX} values");
+    Err(Error::invalid(shown, expected, separators.to_string()))
 }

@@ -33,7 +33,11 @@ fn fault(name: &str, output: &Output) -> Option<String> {
     let is_last =
         text.ends_with('\n') && text.lines().last().is_some_and(|l| l.starts_with("error: "));
     let is_one = errors.next().is_some() && errors.next().is_none();
-    let is_good = output.status.code() == Some(1) && is_last && is_one && text.len() < 4000;
+    let is_good = output.status.code() == Some(1)
+        && is_last
+        && is_one
+        && text.len() < 4000
+        && !text.contains("panicked at");
     let shown: String = text.chars().take(300).collect();
     (!is_good).then(|| format!("{name}: {}: {shown}", output.status))
 }
@@ -120,7 +124,25 @@ fn large_templates() -> Vec<(&'static str, String)> {
     let (doubled, replaced) = ("{'a': ns.x, 'b': ns.x}", "ns.x|replace('a', 'aa')");
     let endless = "{% for i in range(999999999999) %}{% endfor %}";
     let output = "{% for i in range(99999) %}{{ 'x' * 100000 }}{% endfor %}";
+    let large = "{% set x = 'x' * 3999999 %}{% for i in range(14) %}{{ x }}{% endfor %}";
+    let many = |body: &str| format!("{{% for i in range(90000) %}}{body}{{% endfor %}}");
+    let counted = many("{% if x[-1] %}{% endif %}");
+    let key = "k".repeat(60_000);
+    let hashed = many(&format!("{{% if d['{key}'] %}}{{% endif %}}"));
     vec![
+        ("counted characters", format!("{{% set x = 'x' * 3999999 %}}{counted}")),
+        ("hashed keys", format!("{{% set d = {{'a': 1, 'b': 2}} %}}{hashed}{}", many(&hashed))),
+        (
+            "included names",
+            format!(
+                "{{% set l = range(60000)|map('string')|list %}}{}",
+                many("{% include l ignore missing %}")
+            ),
+        ),
+        ("a long output", large.to_owned()),
+        ("a cycle of nothing", "{% for i in [1] %}{{ loop.cycle() }}{% endfor %}".to_owned()),
+        ("a letter in a format", "{{ '%(\u{e9}'|format(1) }}".to_owned()),
+        ("a letter in a field", "{{ '{0[\u{e9}'.format([1]) }}".to_owned()),
         ("a doubled text", looped("'ab'", "ns.x ~ ns.x", "{{ ns.x }}")),
         ("a doubled list", looped("[1]", "ns.x + ns.x", "{{ ns.x|tojson }}")),
         ("a doubled nested list", looped("[1]", "[ns.x, ns.x]", "{{ ns.x|string }}")),
@@ -171,6 +193,7 @@ fn metadata() -> Vec<(&'static str, Change)> {
     vec![
         ("a million equal tokens", set("tokenizer.ggml.tokens", strings(1_000_000, "a"))),
         ("no token", set("tokenizer.ggml.tokens", strings(0, ""))),
+        ("four million texts", set("texts", strings(4_000_000, ""))),
         (
             "tokens that are numbers",
             set("tokenizer.ggml.tokens", Value::Array(Array::U8(vec![1; 384]))),
@@ -237,6 +260,7 @@ fn surgery_files_end_with_one_line() {
         ("zeros", vec![0; 1 << 20]),
         ("nested lists", format!("x = {}", "[".repeat(100_000)).into()),
         ("nested tables", format!("x = {}", "{a = ".repeat(100_000)).into()),
+        ("many numbers", format!("a = [{}]", "0,".repeat(3_000_000)).into()),
         ("a dotted key", format!("{}a = 1", "a.".repeat(100_000)).into()),
         ("a dotted table", format!("[{}a]", "a.".repeat(100_000)).into()),
         ("many tables", (0..50_000).map(|i| format!("[a{i}]\n")).collect::<String>().into()),
@@ -276,6 +300,47 @@ fn a_long_pattern_of_a_suite_takes_little_memory() {
     fs::write(place.path("suite.toml"), format!("[[answer]]\n{case}\n")).unwrap();
     let output = bounded(&place, &["check", &model("llama"), "--suite", "suite.toml", "-t", "1"]);
     assert!(output.status.code().is_some(), "{}: {}", output.status, stderr(&output));
+    fs::write(place.path("suite.toml"), format!("a = [{}]", "0,".repeat(3_000_000))).unwrap();
+    let output = bounded(&place, &["check", &model("llama"), "--suite", "suite.toml", "-t", "1"]);
+    let error = stderr(&output);
+    assert!(error.contains("suite.toml: expected at most 1000000 bytes"), "{error}");
+}
+
+#[test]
+fn texts_to_embed_end_with_one_line() {
+    let place = Place::new();
+    let numbers = "0,".repeat(10_000_000);
+    for (file, text) in [
+        ("a.jsonl", format!("{{\"text\":\"x\",\"a\":[{numbers}0]}}\n")),
+        ("a.csv", format!("text{}\n", ",".repeat(40_000_000))),
+        ("b.csv", format!("text{}\n", ",x".repeat(200_000))),
+    ] {
+        fs::write(place.path(file), text).unwrap();
+        let output = bounded(&place, &["embed", &model("bert"), "-f", file, "-t", "1"]);
+        assert_none(fault(file, &output));
+    }
+}
+
+#[test]
+fn json_to_convert_ends_with_one_line() {
+    let place = Place::new();
+    fs::create_dir(place.path("folder")).unwrap();
+    let write_header = |header: &str| {
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        fs::write(place.path("folder/model.safetensors"), file).unwrap();
+    };
+    write_header("{}");
+    let convert = || bounded(&place, &["convert", "folder", "out.gguf"]);
+    fs::write(place.path("folder/config.json"), "\"".repeat(40_000_000)).unwrap();
+    let output = convert();
+    assert_none(fault("config.json", &output));
+    assert!(stderr(&output).contains("expected at most 4000000 bytes"), "{}", stderr(&output));
+    fs::write(place.path("folder/config.json"), "{\"architectures\":[\"LlamaForCausalLM\"]}")
+        .unwrap();
+    write_header(&format!("{{\"a\":[{}0]}}", "0,".repeat(7_000_000)));
+    let output = convert();
+    assert_none(fault("model.safetensors", &output));
+    assert!(stderr(&output).contains("expected at most 6000000 values"), "{}", stderr(&output));
 }
 
 /// Writes a copy of an importance matrix with those tensors, and data, that `keep` keeps.
@@ -411,7 +476,7 @@ fn texts_of_a_gibibyte_end_with_one_line() {
     let (llama, bert) = (model("llama"), model("bert"));
     let whole = "text: expected at most 536870912 bytes, found 1073741824";
     let prompt = "text: expected at most 67108864 bytes, found 1073741824";
-    let line = "text:1: expected at most 67108864 bytes, found more";
+    let line = "text:1: expected at most 16000000 bytes, found more";
     for (args, wanted) in [
         (&["run", &llama, "-n", "1"][..], prompt),
         (&["embed", &bert], line),

@@ -76,6 +76,9 @@ struct SimilarityText {
     max: Option<f64>,
 }
 
+/// The longest file. Its syntax tree is some hundred times as large.
+const BYTES_MAX: usize = 1_000_000;
+
 impl Suite {
     /// Reads a file.
     ///
@@ -93,6 +96,10 @@ impl Suite {
     /// # Errors
     /// As [`Suite::open`].
     pub fn parse(name: &str, text: &str) -> Result<Suite> {
+        if text.len() > BYTES_MAX {
+            let found = format!("{} bytes", text.len());
+            return Err(Error::suite(name, &format!("at most {BYTES_MAX} bytes"), found));
+        }
         let read: Text = toml::from_str(text).map_err(|error| {
             let found = error.message().replace('\n', " ");
             let line = error.span().map(|span| text[..span.start].matches('\n').count() + 1);

@@ -11,7 +11,11 @@ use serde_json::{Map, Value};
 use crate::text;
 
 /// The longest line, in bytes.
-const LINE_BYTES: u64 = 64 << 20;
+const LINE_BYTES: u64 = 16_000_000;
+/// The most columns of a CSV file.
+const COLUMNS: usize = 10_000;
+/// The most commas of a line of a CSV file: those of long texts and of all columns.
+const COMMAS: usize = 1_000_000;
 
 /// A text to embed.
 pub(super) struct Row {
@@ -201,9 +205,40 @@ fn record(mut columns: Map<String, Value>, column: &str) -> Result<Row> {
     }
 }
 
+/// A CSV file, read until a line is too long, or has too many commas: the parser would read such a
+/// line into memory.
+struct BoundedLines {
+    reader: Box<dyn Read>,
+    /// Of the line so far.
+    bytes: u64,
+    commas: usize,
+}
+
+impl Read for BoundedLines {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let count = self.reader.read(buffer)?;
+        for &byte in &buffer[..count] {
+            match byte {
+                b'\n' => (self.bytes, self.commas) = (0, 0),
+                _ => {
+                    (self.bytes, self.commas) =
+                        (self.bytes + 1, self.commas + usize::from(byte == b','))
+                }
+            }
+            if self.bytes > LINE_BYTES || self.commas > COMMAS {
+                let expected = format!("lines of at most {LINE_BYTES} bytes and {COMMAS} commas");
+                return Err(std::io::Error::other(format!("expected {expected}, found more")));
+            }
+        }
+        Ok(count)
+    }
+}
+
 fn csv(reader: Box<dyn Read>, name: String, column: String) -> Result<RowIterator> {
-    let mut reader = csv::Reader::from_reader(reader);
+    let mut reader = csv::Reader::from_reader(BoundedLines { reader, bytes: 0, commas: 0 });
     let names = reader.headers().with_context(|| name.clone())?.clone();
+    let found = names.len();
+    ensure!(found <= COLUMNS, "{name}: expected at most {COLUMNS} columns, found {found}");
     ensure!(
         names.iter().any(|name| name == column),
         "{name}: expected a column `{column}` (--column names another), found {:?}",
