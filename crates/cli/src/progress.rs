@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bodkin::{Progress, Reporter};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::errors::printable_text;
 use crate::terminal::say;
 
 /// When the command began, and whether each step of it is printed.
@@ -40,6 +41,7 @@ impl Console {
             Progress::End => self.bar.take().iter().for_each(ProgressBar::finish_and_clear),
             // Commands that load a model several times print a note once.
             Progress::Note(text) => {
+                let text = &*printable_text(text);
                 if self.notes.insert(text.to_owned()) {
                     match &self.bar {
                         Some(bar) => bar.suspend(|| say(text)),

@@ -78,7 +78,11 @@ impl SoftWrap {
                     self.end_word(width, out);
                 }
                 self.word.push(c);
-                if self.word.width() > width {
+                // A column has at least a byte. Marks on one letter have no width: such words are
+                // long by their bytes, or measuring them would take a quadratic time.
+                let bytes = self.word.len();
+                if bytes > width && (bytes > width.saturating_mul(16) || self.word.width() > width)
+                {
                     self.end_word(width, out);
                     self.is_long_word = true;
                 }
@@ -126,6 +130,14 @@ mod tests {
             out.push_str(&wrap.push(&piece.iter().collect::<String>(), width));
         }
         out + &wrap.finish(width)
+    }
+
+    #[test]
+    fn a_word_without_end_is_measured_once() {
+        let marks = format!("a{}", "\u{301}".repeat(200_000));
+        assert_eq!(wrap(&marks, 80, 1000), marks);
+        let name = "a".repeat(200_000);
+        assert_eq!(wrap(&name, usize::MAX, 1000), name);
     }
 
     #[test]

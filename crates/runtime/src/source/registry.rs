@@ -1,6 +1,8 @@
 //! Models from an Ollama registry: the manifest of a name, then its layers by their digests, into
 //! an entry of the cache. Layers that are not used are not fetched.
 
+use bodkin_gguf::quoted;
+
 use super::download::{Client, Remote};
 use super::intake::Staged;
 use super::layers;
@@ -36,8 +38,8 @@ impl<'a> RemoteModel<'a> {
         let is_used = |layer: &LayerDigest| layers::USED.contains(&layer.kind.as_str());
         for (index, layer) in layers.iter().enumerate() {
             if !is_used(layer) {
-                let kind = &layer.kind;
-                staging.reporter.note(&format!("{}: its {kind} layer is not used", self.name));
+                let kind = quoted(&layer.kind);
+                staging.reporter.note(&format!("{}: its layer {kind} is not used", self.name));
                 continue;
             }
             // A model may have several licences.
