@@ -193,7 +193,10 @@ fn hint(cache: &Cache<'_>, model: &str) -> String {
         names.chain(cache.entries().into_iter().filter_map(|(_, entry)| Some(entry?.record.name)));
     let distances = names.map(|name| (strsim::osa_distance(model, &name), name));
     match distances.min().filter(|(distance, _)| *distance <= MISSPELT_MAX) {
-        Some((0, _)) => String::new(),
+        Some((0, name)) => match known().into_iter().find(|known| known.name == name) {
+            Some(known) => format!("; the Hugging Face hub has it as `{}`", known.source),
+            None => String::new(),
+        },
         Some((_, name)) => format!("; did you mean `{name}`?"),
         None => {
             let names: Vec<_> = known::ALL.iter().map(|known| known.name).collect();
