@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bodkin::{Finish, Timings, Usage};
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::app::SharedApp;
 use crate::auth::Caller;
@@ -49,6 +50,12 @@ pub(crate) async fn ps(State(app): State<SharedApp>) -> Response {
     Json(json!({ "models": models.collect::<Value>() })).into_response()
 }
 
+/// Tells models apart, as clients expect it: by name and time, as no file is hashed for a list.
+fn digest(entry: &Entry) -> String {
+    let name = format!("{}@{}", entry.spec.id, entry.created);
+    Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// What a list says of a model.
 fn summary(entry: &Entry) -> Value {
     let loaded = entry.loaded();
@@ -58,7 +65,7 @@ fn summary(entry: &Entry) -> Value {
         "model": entry.spec.id,
         "modified_at": modified.to_string(),
         "size": loaded.as_ref().map_or(0, |loaded| loaded.details.weight_bytes),
-        "digest": "",
+        "digest": digest(entry),
         "details": details(loaded.as_ref().map(|loaded| &loaded.details)),
     })
 }

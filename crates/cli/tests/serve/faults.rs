@@ -18,6 +18,9 @@ fn each_interface_has_errors_of_its_own_form() {
     let anthropic = server.post("/v1/messages", &json!({ "messages": 5 })).json();
     assert_eq!(anthropic["type"], "error", "{anthropic}");
     assert_eq!(anthropic["error"]["type"], "invalid_request_error", "{anthropic}");
+    let tags = server.get("/api/tags").json();
+    let digest = tags["models"][0]["digest"].as_str().unwrap();
+    assert!(digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{tags}");
 }
 
 #[test]
