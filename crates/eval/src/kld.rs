@@ -16,6 +16,9 @@ const MAGIC: &[u8; 8] = b"_logits_";
 /// Logits more than this below the largest are clamped.
 const RANGE: f32 = 16.0;
 const HEADER_BYTES: u64 = 20;
+/// The most tokens of a text, a hundred times those of the usual ones. They are read at once, and
+/// a file of their size may have nothing in it.
+const TOKENS_MAX: u128 = 1 << 25;
 
 /// Bytes of a row: two floats, and codes for an even number of tokens.
 fn row_bytes(vocabulary: usize) -> usize {
@@ -152,6 +155,10 @@ impl Base {
                 "{expected} bytes for {count} windows of {size} tokens out of {vocabulary}"
             );
             return Err(invalid("size", &expected, format!("{bytes} bytes")));
+        }
+        let all = wide_size * wide_count;
+        if all > TOKENS_MAX {
+            return Err(invalid("tokens", &format!("at most {TOKENS_MAX}"), all.to_string()));
         }
         let mut tokens = vec![0; 4 * size as usize * count as usize];
         file.read_exact(&mut tokens).map_err(failed)?;

@@ -467,6 +467,13 @@ fn log_probabilities_end_with_one_line() {
         fault(name, &bounded(&place, &[&args[..], &base].concat()))
     });
     assert_none(faults);
+    // A file without data, of the size of its 2^28 tokens.
+    let header = [&b"_logits_"[..], &[1, 0, 0, 0], &[1, 0, 0, 0], &[0, 0, 0, 16]].concat();
+    fs::write(place.path("base.kld"), header).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(place.path("base.kld")).unwrap();
+    file.set_len(20 + (1 << 30)).unwrap();
+    let args = ["perplexity", &input, "--kl-divergence", "-t", "1"];
+    assert_none(fault("many tokens", &bounded(&place, &[&args[..], &base].concat())));
 }
 
 #[test]
