@@ -87,7 +87,11 @@ impl Vocabulary {
         let kinds = kinds(metadata, texts.len())?;
         let length: usize = texts.iter().map(|text| text.len() + 16).sum();
         if u32::try_from(length).is_err() {
-            return Err(vocabulary(TOKENS, "texts of less than 4 GiB", format!("{length} bytes")));
+            return Err(vocabulary(
+                TOKENS,
+                "texts of less than 4.29 GB",
+                format!("{length} bytes"),
+            ));
         }
         let mut new = Vocabulary {
             bytes: Vec::with_capacity(length),
