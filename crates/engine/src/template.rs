@@ -181,7 +181,7 @@ impl Template {
                 &mut machinery::make_string_output(&mut text),
                 minijinja::AutoEscape::None,
             )?;
-            budget.check_size(text.len() as u64)?;
+            budget.check_output(text.len())?;
             Ok(text)
         };
         on_large_stack(move || run().map_err(error))

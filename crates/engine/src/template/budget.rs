@@ -15,8 +15,11 @@ const TIME: Duration = Duration::from_millis(1500);
 /// Bytes that all values and the output of a rendering take together, beside those that follow
 /// from the size of the conversation.
 const TOTAL_BYTES: u64 = 64 << 20;
-/// Bytes that one value takes when it is written out, and the rendering, likewise.
+/// Bytes that one value takes when it is written out, likewise.
 const VALUE_BYTES: u64 = 4 << 20;
+/// Bytes of the rendering, likewise. The tokenizer comes with the model, too, and may need a thousand
+/// times its memory. The longest template that is published has 40 kB.
+const OUTPUT_BYTES: u64 = 256 << 10;
 /// How much larger than the conversation its values and the rendering may become.
 const INPUT_FACTOR: u64 = 16;
 /// What a value counts that is no string.
@@ -29,6 +32,7 @@ const DEPTH_MAX: usize = 200;
 pub(super) struct Budget {
     deadline: Instant,
     value_bytes: u64,
+    output_bytes: u64,
     bytes_left: AtomicU64,
 }
 
@@ -39,6 +43,7 @@ impl Budget {
         Arc::new(Budget {
             deadline: Instant::now() + TIME,
             value_bytes: VALUE_BYTES + input,
+            output_bytes: OUTPUT_BYTES + input,
             bytes_left: AtomicU64::new(TOTAL_BYTES + input),
         })
     }
@@ -66,6 +71,14 @@ impl Budget {
             return Ok(());
         }
         Err(exceeded(format!("a value is larger than {} bytes", self.value_bytes)))
+    }
+
+    /// Fails if a rendering of `bytes` exceeds its limit.
+    pub(super) fn check_output(&self, bytes: usize) -> Result<(), Error> {
+        if bytes as u64 <= self.output_bytes {
+            return Ok(());
+        }
+        Err(exceeded(format!("the rendering is longer than {} bytes", self.output_bytes)))
     }
 
     /// About how many bytes a value takes when it is written out. Fails if the value is too large,
