@@ -17,8 +17,8 @@ const TIME: Duration = Duration::from_millis(1500);
 const TOTAL_BYTES: u64 = 64 << 20;
 /// Bytes that one value takes when it is written out, likewise.
 const VALUE_BYTES: u64 = 4 << 20;
-/// Bytes of the rendering, likewise. The tokenizer comes with the model, too, and may need a thousand
-/// times its memory. The longest template that is published has 40 kB.
+/// Bytes of the rendering, likewise. The tokenizer comes with the model, too, and may need a
+/// thousand times its memory. The longest template that is published has 40 kB.
 const OUTPUT_BYTES: u64 = 256 << 10;
 /// How much larger than the conversation its values and the rendering may become.
 const INPUT_FACTOR: u64 = 16;
