@@ -18,6 +18,7 @@
 //!
 //! It must not know how pruning works.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use bodkin_gguf::Format;
@@ -69,9 +70,12 @@ impl Surgery {
     /// One line with the file's name, and the invalid rule and key.
     pub fn open(path: &Path) -> Result<Surgery> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            std::io::Error::new(error.kind(), format!("cannot read {name}: {error}"))
-        })?;
+        let mut text = String::new();
+        std::fs::File::open(path)
+            .and_then(|file| file.take(MAX_BYTES as u64 + 1).read_to_string(&mut text))
+            .map_err(|error| {
+                std::io::Error::new(error.kind(), format!("cannot read {name}: {error}"))
+            })?;
         let mut surgery = Surgery::parse(&name, &text)?;
         if let (Some(imatrix), Some(folder)) = (&mut surgery.imatrix, path.parent()) {
             *imatrix = folder.join(&*imatrix);
@@ -85,8 +89,7 @@ impl Surgery {
     /// As [`Surgery::open`].
     pub fn parse(name: &str, text: &str) -> Result<Surgery> {
         if text.len() > MAX_BYTES {
-            let found = format!("{} bytes", text.len());
-            return Err(Error::invalid(name, format!("at most {MAX_BYTES} bytes"), found));
+            return Err(Error::invalid(name, format!("at most {MAX_BYTES} bytes"), "more"));
         }
         let read: Text = toml::from_str(text).map_err(|error| {
             let found = error.message().replace('\n', " ");

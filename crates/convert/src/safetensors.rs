@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 
 use crate::error::{Error, Result};
-use crate::source::{Source, Stream, check_values};
+use crate::source::{Source, Stream, check_json};
 
 /// The largest header that the format allows.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -116,7 +116,7 @@ fn read_header(stream: &mut Stream, shown: &str, file: usize) -> Result<Vec<Stor
         return Err(invalid(&expected, format!("{length}")));
     }
     let header = stream.read_at(8, length).map_err(Error::io(shown))?;
-    check_values(shown, &header)?;
+    check_json(shown, &header)?;
     // The library checks that the tensors' data have their sizes and follow one another.
     let header: Metadata = serde_json::from_slice(&header)
         .map_err(|error| invalid("a safetensors header", error.to_string()))?;

@@ -16,9 +16,10 @@ use crate::error::{Error, Result};
 
 /// Files other than weights may have this size.
 const SMALL_BYTES_MAX: u64 = 256 << 20;
-/// Values of one JSON file; a vocabulary of 262 144 tokens with its merges has two million. Each
-/// takes 32 bytes or more.
-const JSON_VALUES_MAX: usize = 6_000_000;
+/// The most of one JSON file in memory, by its punctuation, in parts of 36 bytes: a value takes
+/// two, and a list or an object with its spare room eight. A vocabulary of 262 144 tokens with its
+/// merges has seven million.
+const JSON_PARTS_MAX: usize = 8_000_000;
 /// Weights hardly compress; what expands more is a zip bomb.
 const EXPANSION_MAX: u64 = 200;
 
@@ -124,7 +125,7 @@ impl Source {
     /// A JSON file; None if there is none of this name.
     pub(crate) fn json(&self, name: &str) -> Result<Option<Value>> {
         let Some(bytes) = self.read(name)? else { return Ok(None) };
-        check_values(&self.shown(name), &bytes)?;
+        check_json(&self.shown(name), &bytes)?;
         let parsed = serde_json::from_slice(&bytes);
         parsed
             .map(Some)
@@ -306,12 +307,18 @@ impl Deflated {
         }
     }
 }
-/// Fails if a JSON file has too many values to read them all into memory.
-pub(crate) fn check_values(shown: &str, json: &[u8]) -> Result<()> {
-    let separators = json.iter().filter(|&&byte| matches!(byte, b',' | b'[' | b'{')).count();
-    if separators <= JSON_VALUES_MAX {
+
+/// Fails if the values of a JSON file take too much memory.
+pub(crate) fn check_json(shown: &str, json: &[u8]) -> Result<()> {
+    let parts = |&byte: &u8| match byte {
+        b',' => 2,
+        b'[' | b'{' => 8,
+        _ => 0,
+    };
+    let found: usize = json.iter().map(parts).sum();
+    if found <= JSON_PARTS_MAX {
         return Ok(());
     }
-    let expected = format!("at most {JSON_VALUES_MAX} values");
-    Err(Error::invalid(shown, expected, separators.to_string()))
+    let expected = format!("values of at most {} MB in memory", JSON_PARTS_MAX * 36 / 1_000_000);
+    Err(Error::invalid(shown, expected, format!("about {} MB", found * 36 / 1_000_000)))
 }

@@ -17,7 +17,7 @@ const MAGIC: &[u8; 8] = b"_logits_";
 const RANGE: f32 = 16.0;
 const HEADER_BYTES: u64 = 20;
 /// The most tokens of a text, a hundred times those of the usual ones. They are read at once, and
-/// a file of their size may have nothing in it.
+/// a sparse file of their size takes no disk.
 const TOKENS_MAX: u128 = 1 << 25;
 
 /// Bytes of a row: two floats, and codes for an even number of tokens.

@@ -18,10 +18,12 @@ const MAX_ALIGNMENT: u64 = 1 << 24;
 pub(crate) const MAX_NAME_BYTES: usize = 65535;
 /// The deepest nesting of arrays. Real files have one level.
 const MAX_ARRAY_DEPTH: usize = 8;
-/// Bytes that all metadata take in memory; those of a large vocabulary take 50 MB.
-const MAX_METADATA_BYTES: u64 = 160_000_000;
+/// Bytes that a header takes in memory; that of a large vocabulary takes 50 MB.
+const MAX_MEMORY_BYTES: u64 = 160_000_000;
 /// Bytes that an entry of the metadata takes in memory, beside its key and value.
 const ENTRY_BYTES: u64 = 128;
+/// Bytes that a tensor takes in memory, beside its name, which is there twice.
+const TENSOR_BYTES: u64 = 256;
 /// Bytes that a text or an array takes in memory, beside its content.
 const OWNED_BYTES: u64 = 48;
 /// Bytes of the smallest entry: a key of one byte, a type, and a value of one byte.
@@ -177,6 +179,7 @@ fn read_tensors(
         cursor.item = format!("tensor number {number}");
         let name = cursor.name()?;
         cursor.item = format!("tensor {}", quoted(&name));
+        cursor.charge(TENSOR_BYTES + 2 * name.len() as u64)?;
         if !names.insert(name.clone()) {
             return Err(cursor.invalid("one tensor of this name", "a second one"));
         }
@@ -264,7 +267,7 @@ struct Cursor<'a> {
     bytes: &'a [u8],
     at: usize,
     item: String,
-    /// What the metadata take in memory so far.
+    /// What the header takes in memory so far.
     memory_bytes: u64,
 }
 
@@ -327,13 +330,13 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Accounts for memory of the metadata.
+    /// Accounts for memory of the header.
     fn charge(&mut self, bytes: u64) -> Result<()> {
         self.memory_bytes = self.memory_bytes.saturating_add(bytes);
-        if self.memory_bytes <= MAX_METADATA_BYTES {
+        if self.memory_bytes <= MAX_MEMORY_BYTES {
             return Ok(());
         }
-        let expected = format!("metadata of at most {MAX_METADATA_BYTES} bytes in memory");
+        let expected = format!("a header of at most {MAX_MEMORY_BYTES} bytes in memory");
         Err(self.invalid(expected, format!("{} or more", self.memory_bytes)))
     }
 

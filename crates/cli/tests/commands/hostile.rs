@@ -190,6 +190,8 @@ fn texts_to_embed_end_with_one_line() {
         ("a.jsonl", format!("{{\"text\":\"x\",\"a\":[{numbers}0]}}\n")),
         ("a.csv", format!("text{}\n", ",".repeat(40_000_000))),
         ("b.csv", format!("text{}\n", ",x".repeat(200_000))),
+        ("c.csv", format!("text\n\"{}", "\n".repeat(20_000_000))),
+        ("b.jsonl", format!("{{\"text\":\"x\",\"a\":[{}0]}}\n", "[0],".repeat(1_200_000))),
     ] {
         fs::write(place.path(file), text).unwrap();
         let output = bounded(&place, &["embed", &model("bert"), "-f", file, "-t", "1"]);
@@ -216,7 +218,11 @@ fn json_to_convert_ends_with_one_line() {
     write_header(&format!("{{\"a\":[{}0]}}", "0,".repeat(7_000_000)));
     let output = convert();
     assert_none(fault("model.safetensors", &output));
-    assert!(stderr(&output).contains("expected at most 6000000 values"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("expected values of at most 288 MB in memory"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 /// Writes a copy of an importance matrix with those tensors, and data, that `keep` keeps.

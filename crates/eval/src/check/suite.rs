@@ -1,6 +1,7 @@
 //! A suite of one's own: prompts with expected answers, and texts with expected similarities, in a
 //! TOML file. The module must not know the model.
 
+use std::io::Read;
 use std::path::Path;
 
 use regex_automata::meta::Regex;
@@ -86,8 +87,10 @@ impl Suite {
     /// One line that names the file, and the case or the line that is wrong.
     pub fn open(path: &Path) -> Result<Suite> {
         let name = path.display().to_string();
-        let read = std::fs::read_to_string(path);
-        let text = read.map_err(|error| Error::suite(&name, "a readable file", error))?;
+        let mut text = String::new();
+        let read = std::fs::File::open(path)
+            .and_then(|file| file.take(BYTES_MAX as u64 + 1).read_to_string(&mut text));
+        read.map_err(|error| Error::suite(&name, "a readable file", error))?;
         Suite::parse(&name, &text)
     }
 
@@ -97,8 +100,7 @@ impl Suite {
     /// As [`Suite::open`].
     pub fn parse(name: &str, text: &str) -> Result<Suite> {
         if text.len() > BYTES_MAX {
-            let found = format!("{} bytes", text.len());
-            return Err(Error::suite(name, &format!("at most {BYTES_MAX} bytes"), found));
+            return Err(Error::suite(name, &format!("at most {BYTES_MAX} bytes"), "more"));
         }
         let read: Text = toml::from_str(text).map_err(|error| {
             let found = error.message().replace('\n', " ");

@@ -12,10 +12,12 @@ use crate::text;
 
 /// The longest line, in bytes.
 const LINE_BYTES: u64 = 16_000_000;
+/// The longest line of JSON. Its values take up to a hundred times as much.
+const JSON_LINE_BYTES: usize = 4_000_000;
 /// The most columns of a CSV file.
-const COLUMNS: usize = 10_000;
-/// The most commas of a line of a CSV file: those of long texts and of all columns.
-const COMMAS: usize = 1_000_000;
+const COLUMNS_MAX: usize = 10_000;
+/// The most commas of a row of a CSV file: those of long texts and of all columns.
+const COMMAS_MAX: usize = 1_000_000;
 
 /// A text to embed.
 pub(super) struct Row {
@@ -104,6 +106,11 @@ impl Rows {
                 let column = self.column.clone();
                 Ok(Box::new(Lines::new(reader, name).map(move |line| {
                     let (place, line) = line?;
+                    ensure!(
+                        line.len() <= JSON_LINE_BYTES,
+                        "{place}: expected at most {JSON_LINE_BYTES} bytes, found {}",
+                        line.len()
+                    );
                     json_row(&line, &column).with_context(|| place)
                 })))
             }
@@ -205,28 +212,30 @@ fn record(mut columns: Map<String, Value>, column: &str) -> Result<Row> {
     }
 }
 
-/// A CSV file, read until a line is too long, or has too many commas: the parser would read such a
-/// line into memory.
-struct BoundedLines {
+/// A CSV file, read until a row is too long, or has too many commas: the parser would read such a
+/// row into memory.
+struct BoundedRows {
     reader: Box<dyn Read>,
-    /// Of the line so far.
+    /// Of the row so far.
     bytes: u64,
     commas: usize,
+    /// Line ends between quotes do not end a row.
+    is_quoted: bool,
 }
 
-impl Read for BoundedLines {
+impl Read for BoundedRows {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.reader.read(buffer)?;
         for &byte in &buffer[..count] {
+            self.bytes += 1;
             match byte {
-                b'\n' => (self.bytes, self.commas) = (0, 0),
-                _ => {
-                    (self.bytes, self.commas) =
-                        (self.bytes + 1, self.commas + usize::from(byte == b','))
-                }
+                b'\n' | b'\r' if !self.is_quoted => (self.bytes, self.commas) = (0, 0),
+                b'"' => self.is_quoted ^= true,
+                b',' => self.commas += 1,
+                _ => (),
             }
-            if self.bytes > LINE_BYTES || self.commas > COMMAS {
-                let expected = format!("lines of at most {LINE_BYTES} bytes and {COMMAS} commas");
+            if self.bytes > LINE_BYTES || self.commas > COMMAS_MAX {
+                let expected = format!("rows of at most {LINE_BYTES} bytes, {COMMAS_MAX} commas");
                 return Err(std::io::Error::other(format!("expected {expected}, found more")));
             }
         }
@@ -235,10 +244,11 @@ impl Read for BoundedLines {
 }
 
 fn csv(reader: Box<dyn Read>, name: String, column: String) -> Result<RowIterator> {
-    let mut reader = csv::Reader::from_reader(BoundedLines { reader, bytes: 0, commas: 0 });
+    let mut reader =
+        csv::Reader::from_reader(BoundedRows { reader, bytes: 0, commas: 0, is_quoted: false });
     let names = reader.headers().with_context(|| name.clone())?.clone();
     let found = names.len();
-    ensure!(found <= COLUMNS, "{name}: expected at most {COLUMNS} columns, found {found}");
+    ensure!(found <= COLUMNS_MAX, "{name}: expected at most {COLUMNS_MAX} columns, found {found}");
     ensure!(
         names.iter().any(|name| name == column),
         "{name}: expected a column `{column}` (--column names another), found {:?}",
