@@ -12,6 +12,7 @@ mod methods;
 mod operators;
 mod program;
 
+use std::any::Any;
 use std::sync::Arc;
 
 use bodkin_gguf::Metadata;
@@ -31,11 +32,12 @@ const FUEL: u64 = 10_000_000;
 const STACK_BYTES: usize = 256 << 20;
 
 /// The name of the threads that templates run on. minijinja panics on some hostile ones, which
-/// becomes an error: a program's panic hook can be silent about these threads.
+/// becomes an error with the panic's message: a program's panic hook can be silent about these
+/// threads.
 pub const TEMPLATE_THREAD: &str = "bodkin-template";
 
 /// The longest message of an error, in characters.
-const MESSAGE_MAX: usize = 200;
+const MESSAGE_MAX: usize = 400;
 
 /// The longest format of a time, in bytes.
 const TIME_FORMAT_MAX: usize = 1000;
@@ -193,7 +195,11 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T>
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name(TEMPLATE_THREAD.to_owned());
         let thread = thread.stack_size(STACK_BYTES).spawn_scoped(scope, work);
-        let panicked = |_| Err(template("minijinja panicked"));
+        let panicked = |payload: Box<dyn Any + Send>| {
+            let message = payload.downcast_ref::<String>().map(String::as_str);
+            let message = message.or_else(|| payload.downcast_ref::<&str>().copied());
+            Err(template(format!("it panicked: {}", message.unwrap_or("no message"))))
+        };
         thread.map_err(Error::Thread)?.join().unwrap_or_else(panicked)
     })
 }
@@ -215,7 +221,11 @@ fn error(error: minijinja::Error) -> Error {
         message.push_str(&cause.to_string());
         source = cause.source();
     }
-    template(message.chars().take(MESSAGE_MAX).collect::<String>().replace(['\n', '\r'], " "))
+    let mut shown: String = message.chars().take(MESSAGE_MAX).collect();
+    if shown.len() < message.len() {
+        shown.push_str("...");
+    }
+    template(shown.replace(['\n', '\r'], " "))
 }
 
 fn raise_exception(message: &str) -> std::result::Result<Value, minijinja::Error> {
