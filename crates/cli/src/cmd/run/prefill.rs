@@ -52,7 +52,10 @@ impl Pace {
 
     /// `done` tokens are read, `elapsed` after the others.
     fn advance(&mut self, done: u64, elapsed: Duration) {
-        if done > self.done {
+        if done < self.done {
+            // Cached tokens of a preempted request were lost.
+            (self.first, self.last) = (None, None);
+        } else if done > self.done {
             let seconds = elapsed.as_secs_f64() / (done - self.done) as f64;
             let time = TokenTime { position: (self.done + done) as f64 / 2.0, seconds };
             self.first.get_or_insert(time);
@@ -70,7 +73,8 @@ impl Pace {
         let growth = if distance > 0.0 { (last.seconds - first.seconds) / distance } else { 0.0 };
         let middle = (self.done + self.total) as f64 / 2.0;
         let seconds = last.seconds + growth.max(0.0) * (middle - last.position);
-        Some(Duration::from_secs_f64(seconds * self.total.saturating_sub(self.done) as f64))
+        let left = self.total.saturating_sub(self.done) as f64;
+        Duration::try_from_secs_f64(seconds * left).ok()
     }
 }
 
@@ -153,5 +157,7 @@ mod tests {
         assert_eq!(pace.left().unwrap().as_secs_f64().round(), 7.0);
         pace.advance(400, Duration::from_secs(7));
         assert_eq!(pace.left(), Some(Duration::ZERO));
+        pace.advance(100, Duration::from_secs(1));
+        assert_eq!(pace.left(), None);
     }
 }
