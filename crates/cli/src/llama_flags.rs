@@ -32,6 +32,7 @@ const SWITCH: [&str; 10] =
     ["on", "off", "auto", "1", "0", "-1", "true", "false", "enabled", "disabled"];
 const ONE_COUNT: &str = "--threads is the number for prompts, too";
 const NO_COLOURS: &str = "answers have no colours";
+const ONE_TURN: &str = "with a prompt there is one answer, without one a chat";
 const CHAT: &str = "without a prompt this is a chat";
 const ONE_ATTENTION: &str = "attention has one implementation on each device";
 
@@ -47,15 +48,15 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("-sys", Meaning::Is("--system")),
     ("-cnv", Meaning::Nothing),
     ("--conversation", Meaning::Nothing),
-    ("-st", Meaning::Nothing),
-    ("--single-turn", Meaning::Nothing),
+    ("-st", Meaning::Idle(Value::None, ONE_TURN)),
+    ("--single-turn", Meaning::Idle(Value::None, ONE_TURN)),
     ("--jinja", Meaning::Nothing),
     ("--no-warmup", Meaning::Nothing),
     ("--no-display-prompt", Meaning::Nothing),
     ("--no-context-shift", Meaning::Nothing),
     ("--log-disable", Meaning::Nothing),
     ("--simple-io", Meaning::Nothing),
-    ("--no-perf", Meaning::Is("--quiet")),
+    ("--no-perf", Meaning::Idle(Value::None, "--quiet prints the answer alone")),
     ("-no-cnv", Meaning::Is("--raw")),
     ("-ctk", Meaning::KvType),
     ("--cache-type-k", Meaning::KvType),
@@ -169,6 +170,9 @@ mod tests {
             ("run x -fa Hello", "run x Hello"),
             ("run x --flash-attn=off -tb 4 --no-mmap --mlock Hello", "run x Hello"),
             ("run x -- -fa", "run x -- -fa"),
+            ("run x -st --jinja --color auto -i Hello", "run x Hello"),
+            ("run x --no-warmup --no-display-prompt --no-perf -co Hello", "run x Hello"),
+            ("run x --single-turn --simple-io --log-disable --no-context-shift", "run x"),
             ("run x -ctk", "run x --kv-type"),
         ] {
             assert_eq!(translated(given), expected, "{given}");

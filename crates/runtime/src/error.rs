@@ -39,7 +39,7 @@ pub enum Error {
         name: String,
         /// The answer of the registry.
         reason: Box<Error>,
-        /// The name that may be meant, after a semicolon.
+        /// The name that may be meant, or where the hub has it, after a semicolon.
         hint: String,
     },
     /// There is no connection to a source.
@@ -78,7 +78,7 @@ pub enum Error {
         reason: String,
     },
     /// No source delivered the model.
-    #[error("{name} could not be fetched{}", reasons(attempts))]
+    #[error("{} could not be fetched{}", printable(name), reasons(attempts))]
     Unavailable {
         /// The name as it was given.
         name: String,

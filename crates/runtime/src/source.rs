@@ -184,7 +184,8 @@ fn with_layers_of(entry: Entry) -> Result<Resolved> {
     Resolved::from(entry).with_layers(layers)
 }
 
-/// The known or local name that a misspelt one is nearest to, or else the names that are pinned.
+/// The known or local name that a misspelt one is nearest to, where the hub has it if it is one of
+/// the known, or else the names that are pinned.
 fn hint(cache: &Cache<'_>, model: &str) -> String {
     let stored = ollama::Store::of_user().map_or_else(|_| Vec::new(), |store| store.models());
     let names = known().into_iter().map(|known| known.name);

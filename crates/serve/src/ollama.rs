@@ -50,10 +50,10 @@ pub(crate) async fn ps(State(app): State<SharedApp>) -> Response {
     Json(json!({ "models": models.collect::<Value>() })).into_response()
 }
 
-/// Tells models apart, as clients expect it: by name and time, as no file is hashed for a list.
+/// A hash of the model's name: clients cut it to tell models apart, and no file is hashed for a
+/// list.
 fn digest(entry: &Entry) -> String {
-    let name = format!("{}@{}", entry.spec.id, entry.created);
-    Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+    Sha256::digest(entry.spec.id.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// What a list says of a model.

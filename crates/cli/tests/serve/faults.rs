@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use crate::server::{MODEL, STOPPING, Server, failure, kit, post_head, read_response};
 
-/// Whatever a client sends, it gets a status, and the next one an answer.
 #[test]
 fn each_interface_has_errors_of_its_own_form() {
     let server = Server::start(&[]);
@@ -18,11 +17,16 @@ fn each_interface_has_errors_of_its_own_form() {
     let anthropic = server.post("/v1/messages", &json!({ "messages": 5 })).json();
     assert_eq!(anthropic["type"], "error", "{anthropic}");
     assert_eq!(anthropic["error"]["type"], "invalid_request_error", "{anthropic}");
-    let tags = server.get("/api/tags").json();
+}
+
+#[test]
+fn models_of_a_list_have_a_digest() {
+    let tags = Server::start(&[]).get("/api/tags").json();
     let digest = tags["models"][0]["digest"].as_str().unwrap();
     assert!(digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{tags}");
 }
 
+/// Whatever a client sends, it gets a status, and the next one an answer.
 #[test]
 fn broken_requests_get_one_clear_error() {
     let server = Server::start(&["--ctx-size", "256", "--max-body", "1M"]);
