@@ -73,7 +73,7 @@ fn unknown_settings_are_refused() {
     let text = |text: &str| Value::String(text.as_bytes().into());
     assert_refused("gemma3n", "altup.active_idx", Value::U32(1), "found 1");
     assert_refused("gemma3n", "altup.num_inputs", Value::U32(1), "found 1");
-    assert_refused("modern-bert", "hidden_activation", text("relu"), "found relu");
+    assert_refused("modern-bert", "hidden_activation", text("relu"), "found `relu`");
     assert_refused("modern-bert", "pooling_type", Value::U32(4), "found rank");
     let (mut metadata, tensors) = rules::parts("gemma4", &[]);
     metadata.remove("gemma4.attention.sliding_window_pattern");
