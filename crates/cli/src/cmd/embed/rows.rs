@@ -219,21 +219,46 @@ struct BoundedRows {
     /// Of the row so far.
     bytes: u64,
     commas: usize,
-    /// Line ends between quotes do not end a row.
-    is_quoted: bool,
+    place: CsvPlace,
+}
+
+/// Where a CSV parser is in a row. Line ends between quotes do not end it, and a quote inside of a
+/// field is text.
+enum CsvPlace {
+    FieldStart,
+    Unquoted,
+    Quoted,
+    /// After a quote in a quoted field: its end, or half of a quote in the text.
+    Quote,
+}
+
+impl BoundedRows {
+    fn new(reader: Box<dyn Read>) -> BoundedRows {
+        BoundedRows { reader, bytes: 0, commas: 0, place: CsvPlace::FieldStart }
+    }
+
+    fn advance(&mut self, byte: u8) {
+        self.bytes += 1;
+        self.commas += usize::from(byte == b',');
+        self.place = match (&self.place, byte) {
+            (CsvPlace::Quoted, b'"') => CsvPlace::Quote,
+            (CsvPlace::Quoted, _) => CsvPlace::Quoted,
+            (CsvPlace::Quote | CsvPlace::FieldStart, b'"') => CsvPlace::Quoted,
+            (_, b'\n' | b'\r') => {
+                (self.bytes, self.commas) = (0, 0);
+                CsvPlace::FieldStart
+            }
+            (_, b',') => CsvPlace::FieldStart,
+            _ => CsvPlace::Unquoted,
+        };
+    }
 }
 
 impl Read for BoundedRows {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.reader.read(buffer)?;
         for &byte in &buffer[..count] {
-            self.bytes += 1;
-            match byte {
-                b'\n' | b'\r' if !self.is_quoted => (self.bytes, self.commas) = (0, 0),
-                b'"' => self.is_quoted ^= true,
-                b',' => self.commas += 1,
-                _ => (),
-            }
+            self.advance(byte);
             if self.bytes > LINE_BYTES || self.commas > COMMAS_MAX {
                 let expected = format!("rows of at most {LINE_BYTES} bytes, {COMMAS_MAX} commas");
                 return Err(std::io::Error::other(format!("expected {expected}, found more")));
@@ -244,8 +269,7 @@ impl Read for BoundedRows {
 }
 
 fn csv(reader: Box<dyn Read>, name: String, column: String) -> Result<RowIterator> {
-    let mut reader =
-        csv::Reader::from_reader(BoundedRows { reader, bytes: 0, commas: 0, is_quoted: false });
+    let mut reader = csv::Reader::from_reader(BoundedRows::new(reader));
     let names = reader.headers().with_context(|| name.clone())?.clone();
     let found = names.len();
     ensure!(found <= COLUMNS_MAX, "{name}: expected at most {COLUMNS_MAX} columns, found {found}");
@@ -277,4 +301,27 @@ fn parquet(path: &Path, column: &str) -> Result<RowIterator> {
 #[cfg(not(feature = "flight"))]
 fn parquet(path: &Path, _column: &str) -> Result<RowIterator> {
     bail!("{}: {}", path.display(), crate::store::WITHOUT_ARROW)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_long_file_are_counted_one_by_one() {
+        let read = |row: &str| {
+            let file = format!("text\n{}", row.repeat(20_000_000 / row.len()));
+            std::io::copy(
+                &mut BoundedRows::new(Box::new(std::io::Cursor::new(file))),
+                &mut std::io::sink(),
+            )
+        };
+        // A quote inside of a field does not begin one.
+        for row in ["5\" nails\n", "5\"\" nails\r\n", "\"two \"\"hens\"\"\n\",1\n"] {
+            assert!(read(row).is_ok(), "{row}");
+        }
+        for row in ["x", "x,", "\"\n\""] {
+            assert!(read(row).is_err(), "{row}");
+        }
+    }
 }
