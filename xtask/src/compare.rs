@@ -37,6 +37,15 @@ pub(crate) struct Args {
     /// for this machine from its Python package.
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
+    /// The binary; without it, one is built
+    #[arg(long)]
+    binary: Option<PathBuf>,
+    /// The commit that the binary was built from [default: that of the checkout]
+    #[arg(long)]
+    commit: Option<String>,
+    /// Where rows are appended [default: benches/results/cpu.jsonl]
+    #[arg(long)]
+    output: Option<PathBuf>,
 }
 
 /// The runs of one test, pair by pair.
@@ -61,15 +70,17 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 }
 
 fn measure_all(root: &Path, args: &Args) -> Result<()> {
-    let binary = release_binary(root, None)?;
+    let binary = release_binary(root, args.binary.as_deref())?;
+    let commit = args.commit.clone().map_or_else(|| commit(root), Ok)?;
+    let output = args.output.clone().unwrap_or_else(|| root.join(RESULTS));
     let peer = Peer::open(root, args.peer.as_deref())?;
     let instruction_sets = [own_instruction_set(&binary)?, peer.instruction_sets(root)?];
     for model in &args.models {
         let path = pull(root, model)?;
         for test in &args.tests {
-            let pairs = measure(root, &peer, &path, test, args)?;
-            let row = row(root, &path, test, args, &pairs, &instruction_sets)?;
-            append(&root.join(RESULTS), &row)?;
+            let pairs = measure(root, &binary, &peer, &path, test, args)?;
+            let row = row(&commit, &path, test, args, &pairs, &instruction_sets);
+            append(&output, &row)?;
             println!("{}", table::line(&row));
         }
     }
@@ -104,7 +115,14 @@ pub(crate) fn pull(root: &Path, model: &str) -> Result<PathBuf> {
     Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
 }
 
-fn measure(root: &Path, peer: &Peer, model: &Path, test: &str, args: &Args) -> Result<Pairs> {
+fn measure(
+    root: &Path,
+    binary: &Path,
+    peer: &Peer,
+    model: &Path,
+    test: &str,
+    args: &Args,
+) -> Result<Pairs> {
     let (kind, count) = test.split_at_checked(2).unwrap_or((test, ""));
     let count: usize =
         count.parse().with_context(|| format!("a test is ppN or tgN, not {test}"))?;
@@ -121,15 +139,12 @@ fn measure(root: &Path, peer: &Peer, model: &Path, test: &str, args: &Args) -> R
     let (depth, threads, repetitions) = (args.depth, Some(args.threads), 1);
     let run = Run { model, prompt, generate, depth, threads, repetitions, is_on_gpu: false };
     for _ in 0..args.pairs.get() {
-        let row = run_ours(root, &run)?;
+        let row = run_ours(binary, &run)?;
         let number = |name: &str| row[name].as_f64().with_context(|| format!("no `{name}`"));
         pairs.ours.push(number("avg_ts")?);
         pairs.bandwidth.push(number("bandwidth_gb_s")?);
         pairs.gb_s.push(number("gb_s")?);
         pairs.model = row["model_type"].as_str().unwrap_or_default().to_owned();
-        if let Ok(level) = std::env::var("BODKIN_CPU") {
-            pairs.model.push_str(&format!(", only {level}"));
-        }
         let report = peer.run(root, &run)?;
         pairs.theirs.push(median(&report.samples));
         pairs.peer = report.name;
@@ -137,9 +152,9 @@ fn measure(root: &Path, peer: &Peer, model: &Path, test: &str, args: &Args) -> R
     Ok(pairs)
 }
 
-fn run_ours(root: &Path, run: &Run<'_>) -> Result<Value> {
+fn run_ours(binary: &Path, run: &Run<'_>) -> Result<Value> {
     let threads = run.threads.unwrap_or(1);
-    let output = Command::new(root.join("target/release/bodkin"))
+    let output = Command::new(binary)
         .arg("bench")
         .arg(run.model)
         .args(["-p", &run.prompt.to_string(), "-n", &run.generate.to_string()])
@@ -161,17 +176,17 @@ fn own_instruction_set(binary: &Path) -> Result<String> {
 }
 
 fn row(
-    root: &Path,
+    commit: &str,
     path: &Path,
     test: &str,
     args: &Args,
     pairs: &Pairs,
     [own, peer]: &[String; 2],
-) -> Result<Value> {
+) -> Value {
     let ratios: Vec<f64> = pairs.ours.iter().zip(&pairs.theirs).map(|(a, b)| a / b).collect();
     let depth = if args.depth > 0 { format!(" @ d{}", args.depth) } else { String::new() };
-    Ok(json!({
-        "commit": commit(root)?,
+    json!({
+        "commit": commit,
         "cpu": cpu_name(),
         "threads": args.threads,
         "model": pairs.model,
@@ -186,7 +201,7 @@ fn row(
         "ratios": ratios,
         "gb_s": median(&pairs.gb_s),
         "bandwidth_gb_s": median(&pairs.bandwidth),
-    }))
+    })
 }
 
 /// The commit that the tree is at.

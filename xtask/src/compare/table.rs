@@ -25,9 +25,13 @@ pub(crate) fn line(row: &Value) -> String {
     )
 }
 
-/// Replaces the tables by the newest row of each model, test and peer, a table for each machine.
+/// What a row is of: a later row with the same values replaces it in the tables.
+pub(crate) const KEYS: [&str; 7] =
+    ["cpu", "threads", "model", "test", "peer", "peer_instruction_sets", "instruction_sets"];
+
+/// Replaces the tables by the newest row of each model, test and builds, a table for each machine.
 pub(crate) fn rewrite(document: &Path, results: &Path) -> Result<()> {
-    let newest = newest(results, &["cpu", "threads", "model", "test", "peer"])?;
+    let newest = newest(results, &KEYS)?;
     let mut machines: Vec<[&Value; 2]> = Vec::new();
     for row in &newest {
         let machine = [&row["cpu"], &row["threads"]];
@@ -43,33 +47,31 @@ pub(crate) fn rewrite(document: &Path, results: &Path) -> Result<()> {
     replace(document, "compare", &tables)
 }
 
-/// The table of one machine, with the peers of its rows under it.
+/// The table of one machine, with the builds of its rows under it.
 fn write_machine(out: &mut String, rows: &[&Value]) -> Result<()> {
     let (cpu, threads) = (text(rows[0], "cpu"), &rows[0]["threads"]);
     writeln!(out, "\n{threads} threads of {cpu}:\n")?;
     out.push_str(
-        "| model | test | bodkin, tok/s | peer, tok/s | ratio | of memory bandwidth | peer |\n\
+        "| model | test | bodkin, tok/s | peer, tok/s | ratio | of memory bandwidth | builds |\n\
          | --- | --- | ---: | ---: | ---: | ---: | --- |\n",
     );
-    let mut peers: Vec<String> = Vec::new();
+    let mut builds: Vec<String> = Vec::new();
     for row in rows {
-        let peer = match text(row, "peer_instruction_sets") {
-            "?" => text(row, "peer").to_owned(),
-            sets => format!(
-                "{} with {sets}; bodkin with {}",
-                text(row, "peer"),
-                text(row, "instruction_sets")
-            ),
-        };
-        let known = peers.iter().position(|other| *other == peer).unwrap_or(peers.len());
-        if known == peers.len() {
-            peers.push(peer);
+        let pair = format!(
+            "{} with {}; bodkin with {}",
+            text(row, "peer"),
+            text(row, "peer_instruction_sets"),
+            text(row, "instruction_sets")
+        );
+        let known = builds.iter().position(|other| *other == pair).unwrap_or(builds.len());
+        if known == builds.len() {
+            builds.push(pair);
         }
         writeln!(out, "{} {} |", line(row), known + 1)?;
     }
     writeln!(out)?;
-    for (i, peer) in peers.iter().enumerate() {
-        writeln!(out, "{}. {peer}", i + 1)?;
+    for (i, pair) in builds.iter().enumerate() {
+        writeln!(out, "{}. {pair}", i + 1)?;
     }
     Ok(())
 }

@@ -16,6 +16,9 @@ pub(crate) enum Size {
     /// That of Llama 3.2 1B.
     #[value(name = "1b")]
     OneB,
+    /// That of Qwen 2.5 1.5B, as a Llama: without biases.
+    #[value(name = "1.5b")]
+    OneAndHalfB,
     /// That of Llama 3.1 8B.
     #[value(name = "8b")]
     EightB,
@@ -148,6 +151,16 @@ impl Size {
                 ..small
             },
             Size::OneB => one_b,
+            Size::OneAndHalfB => Shape {
+                layers: 28,
+                width: 1536,
+                hidden: 8960,
+                heads: 12,
+                kv_heads: 2,
+                head_dim: 128,
+                vocabulary: 151_936,
+                ..one_b
+            },
             Size::EightB => Shape {
                 layers: 32,
                 width: 4096,
