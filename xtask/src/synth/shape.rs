@@ -151,16 +151,7 @@ impl Size {
                 ..small
             },
             Size::OneB => one_b,
-            Size::OneAndHalfB => Shape {
-                layers: 28,
-                width: 1536,
-                hidden: 8960,
-                heads: 12,
-                kv_heads: 2,
-                head_dim: 128,
-                vocabulary: 151_936,
-                ..one_b
-            },
+            Size::OneAndHalfB => qwen2(one_b),
             Size::EightB => Shape {
                 layers: 32,
                 width: 4096,
@@ -190,6 +181,20 @@ impl Size {
             Size::GptOss => gpt_oss(one_b),
             Size::GlmMoe => glm(one_b),
         }
+    }
+}
+
+/// Qwen 2.5 1.5B, without biases.
+fn qwen2(one_b: Shape) -> Shape {
+    Shape {
+        layers: 28,
+        width: 1536,
+        hidden: 8960,
+        heads: 12,
+        kv_heads: 2,
+        head_dim: 128,
+        vocabulary: 151_936,
+        ..one_b
     }
 }
 
