@@ -34,42 +34,86 @@ pub(crate) fn columns() -> usize {
 
 #[cfg(unix)]
 mod unix {
-    use std::io::stdin;
+    use std::io::{IsTerminal, Write, stderr, stdin};
+    use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+    use std::thread::{self, JoinHandle};
+    use std::time::Duration;
 
     use bodkin::cleanup;
-    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+    use rustix::process::getpgrp;
+    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
-    /// Keeps the terminal from showing what is typed until it is dropped. Programs that read later
-    /// get it all the same, also after Ctrl-C.
+    /// How soon after Ctrl-Z and `fg` the terminal is quiet again.
+    const CHECK: Duration = Duration::from_millis(100);
+    /// A terminal that is asked for it puts marks around what is pasted.
+    const MARKS_PASTES: &str = "\x1b[?2004h";
+    const MARKS_NO_PASTES: &str = "\x1b[?2004l";
+
+    /// Keeps the terminal from showing what is typed or pasted until it is dropped. Programs that
+    /// read later get all of it, also after Ctrl-C.
     pub(crate) struct NoEcho {
-        before: Option<Termios>,
+        modes: Option<Modes>,
         _restored_by_signals: Option<cleanup::Guard>,
+    }
+
+    /// The terminal's modes before, and the thread that watches the present ones.
+    struct Modes {
+        before: Termios,
+        end: Sender<()>,
+        watcher: JoinHandle<()>,
     }
 
     impl NoEcho {
         pub(crate) fn new() -> NoEcho {
-            let before = tcgetattr(stdin()).ok();
-            if let Some(before) = &before {
-                let mut quiet = before.clone();
-                quiet.local_modes -= LocalModes::ECHO;
-                quiet.local_modes |= LocalModes::NOFLSH;
-                set(&quiet);
-            }
+            let Ok(before) = tcgetattr(stdin()) else {
+                return NoEcho { modes: None, _restored_by_signals: None };
+            };
+            let mut quiet = before.clone();
+            // The system would drop all of a line but 4095 bytes.
+            quiet.local_modes -= LocalModes::ECHO | LocalModes::ICANON;
+            quiet.local_modes |= LocalModes::NOFLSH;
             let restored = before.clone();
-            let guard = restored.map(|before| cleanup::register(move || set(&before)));
-            NoEcho { before, _restored_by_signals: guard }
+            let guard = cleanup::register(move || set(&restored, MARKS_NO_PASTES));
+            set(&quiet, MARKS_PASTES);
+            let (end, ended) = mpsc::channel();
+            let watcher = thread::spawn(move || {
+                // A shell sets modes of its own when it stops and continues this process.
+                while ended.recv_timeout(CHECK) == Err(RecvTimeoutError::Timeout) {
+                    if is_in_foreground() && has_echo() {
+                        set(&quiet, MARKS_PASTES);
+                    }
+                }
+            });
+            let modes = Some(Modes { before, end, watcher });
+            NoEcho { modes, _restored_by_signals: Some(guard) }
         }
     }
 
     impl Drop for NoEcho {
         fn drop(&mut self) {
-            self.before.iter().for_each(set);
+            let Some(Modes { before, end, watcher }) = self.modes.take() else { return };
+            drop(end);
+            // A watcher that panicked changes nothing any more.
+            let _ = watcher.join();
+            set(&before, MARKS_NO_PASTES);
         }
     }
 
-    /// An echo that cannot be changed is no failure.
-    fn set(modes: &Termios) {
+    /// Modes that cannot be changed are no failure.
+    fn set(modes: &Termios, pastes: &str) {
         let _ = tcsetattr(stdin(), OptionalActions::Now, modes);
+        if stderr().is_terminal() {
+            let _ = stderr().write_all(pastes.as_bytes());
+        }
+    }
+
+    fn has_echo() -> bool {
+        tcgetattr(stdin()).is_ok_and(|modes| modes.local_modes.contains(LocalModes::ECHO))
+    }
+
+    /// Changing the terminal's modes from the background would stop this process.
+    fn is_in_foreground() -> bool {
+        tcgetpgrp(stdin()).is_ok_and(|group| group == getpgrp())
     }
 }
 

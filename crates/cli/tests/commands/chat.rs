@@ -62,7 +62,7 @@ fn commands_and_lines() {
     let place = Place::new();
     let mut chat = chat(&place, &model("llama"), &["-n", "2"]);
     for command in [
-        "/help",
+        "/help, /?",
         "/system TEXT",
         "/clear",
         "/regenerate",
@@ -73,12 +73,14 @@ fn commands_and_lines() {
         "/stats",
         "/exit, /quit, /bye",
     ] {
-        chat.say("/help", &format!("\r\n{command}"));
+        chat.say("/help", command);
     }
     chat.say("/help", "\r\n");
     let help = chat.expect("\r\nnext prompts.");
     assert!(help.lines().count() > 10 && help.lines().all(|line| line.len() <= 80), "{help}");
     chat.say("/nonsense", "unknown command /nonsense");
+    chat.say("/usr/bin has what?", "xx\r\n");
+    chat.say("// comments begin so", "xx\r\n");
     chat.say("", "");
     chat.say("one line\\", "... ");
     chat.press("and another\r");
@@ -129,6 +131,23 @@ fn lines_typed_during_an_answer_are_the_next_prompts() {
     chat.press("ts\r");
     chat.expect("answer 3 tokens");
     chat.leave("/exit\r");
+}
+
+#[test]
+fn what_is_pasted_during_an_answer_is_the_next_prompt() {
+    let place = Place::new();
+    let mut chat = chat(&place, &model("llama"), &["--ctx-size", "20000", "-n", "200"]);
+    chat.say("Hello", "xxx");
+    // Longer than a line that the system would edit, and two lines.
+    let line = "word ".repeat(1200);
+    chat.press(&format!("\x1b[200~{line}first end\rsecond end\x1b[201~\r"));
+    chat.expect(END);
+    chat.expect(">>> ");
+    chat.expect("second end");
+    chat.expect(END);
+    chat.leave("\x04");
+    let history = fs::read_to_string(place.path("home/data/bodkin/history")).unwrap();
+    assert!(history.contains(&format!("{line}first end\\nsecond end\n")), "{history}");
 }
 
 #[test]

@@ -124,7 +124,7 @@ struct Set {
 
 /// Runs a line of the user: a command, or a prompt. Fails only if standard output is closed.
 pub(super) fn run(session: &mut Session, line: &str) -> Result<Next> {
-    let result = if line.starts_with('/') {
+    let result = if is_command(line) {
         command(session, line)
     } else {
         answer(session, line).map(|()| Next::Prompt)
@@ -136,6 +136,12 @@ pub(super) fn run(session: &mut Session, line: &str) -> Result<Next> {
         }
         result => result,
     }
+}
+
+/// Whether a line is a command, and not a prompt that begins with a path or a comment.
+fn is_command(line: &str) -> bool {
+    let word = line.split(char::is_whitespace).next().and_then(|word| word.strip_prefix('/'));
+    word.is_some_and(|word| !word.contains(['/', '*']))
 }
 
 fn command(session: &mut Session, line: &str) -> Result<Next> {
