@@ -24,6 +24,25 @@ pub(crate) fn line(error: &anyhow::Error) -> String {
     cut(&parts.join("`"), LINE_MAX)
 }
 
+/// Ends the process with an error of the command line, whose numbers Rust has parsed.
+pub(crate) fn of_words(error: &clap::Error) -> ! {
+    if error.kind() != clap::error::ErrorKind::ValueValidation {
+        error.exit();
+    }
+    let mut text = error.render().to_string();
+    for (words, ours) in [
+        ("invalid float literal", "expected a number"),
+        ("invalid digit found in string", "expected a whole number"),
+        ("cannot parse float from empty string", "expected a number, found nothing"),
+        ("cannot parse integer from empty string", "expected a whole number, found nothing"),
+        ("number too large to fit in target type", "the number is too large"),
+    ] {
+        text = text.replace(words, ours);
+    }
+    eprint!("{text}");
+    std::process::exit(error.exit_code())
+}
+
 /// The start of a text that is longer than `max` bytes.
 fn cut(text: &str, max: usize) -> String {
     match text.len() > max {

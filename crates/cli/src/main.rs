@@ -97,7 +97,8 @@ fn command() -> clap::Command {
 fn parse() -> Cli {
     let words = llama_flags::translate(std::env::args_os())
         .unwrap_or_else(|reason| command().error(ErrorKind::ArgumentConflict, reason).exit());
-    let matches = command().version(version::of(&words)).get_matches_from(words);
+    let matches = command().version(version::of(&words)).try_get_matches_from(words);
+    let matches = matches.unwrap_or_else(|error| errors::of_words(&error));
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 

@@ -54,12 +54,22 @@ unsafe fn read_all<V: Vector>(bytes: &[u8]) -> f32 {
 }
 
 /// Bytes that this process can still allocate, if the system says: those of the machine, or of the
-/// container if that has a limit.
+/// container or the process if they have a limit.
 pub fn available_memory() -> Option<u64> {
     let machine = memory_info("MemAvailable:")?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let group = cgroup_memory(&groups, Path::new("/sys/fs/cgroup"));
-    Some(group.map_or(machine, |group| group.min(machine)))
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let mapped = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    [group, address_space(&limits, &mapped)].into_iter().flatten().chain([machine]).min()
+}
+
+/// Bytes that the process can still map, if its address space is limited (`ulimit -v`). The
+/// arguments are the contents of `/proc/self/limits` and of `/proc/self/status`.
+fn address_space(limits: &str, status: &str) -> Option<u64> {
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?;
+    let limit: u64 = limit.split_whitespace().next()?.parse().ok()?;
+    Some(limit.saturating_sub(kilobytes(status, "VmSize:")?))
 }
 
 /// Bytes of the machine's memory.
@@ -69,7 +79,11 @@ pub(crate) fn total_memory() -> Option<u64> {
 
 /// Bytes of a line of `/proc/meminfo`.
 fn memory_info(name: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    kilobytes(&std::fs::read_to_string("/proc/meminfo").ok()?, name)
+}
+
+/// Bytes of a line such as `VmSize: 1024 kB`.
+fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kilobytes * 1024)
@@ -146,6 +160,16 @@ mod tests {
             fs::write(path, text).unwrap();
         }
         root
+    }
+
+    #[test]
+    fn a_limited_address_space_counts() {
+        let limits = |limit: &str| format!("Max address space         {limit} {limit} bytes\n");
+        let status = "VmPeak:\t 300 kB\nVmSize:\t 200 kB\n";
+        assert_eq!(address_space(&limits("1048576"), status), Some(1_048_576 - 204_800));
+        assert_eq!(address_space(&limits("1024"), status), Some(0));
+        assert_eq!(address_space(&limits("unlimited"), status), None);
+        assert_eq!(address_space("", status), None);
     }
 
     #[test]

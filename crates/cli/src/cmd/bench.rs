@@ -4,6 +4,7 @@
 mod heat_map;
 mod report;
 mod session;
+mod speeds;
 mod timeline;
 mod trace;
 
@@ -22,6 +23,7 @@ use bodkin::memory::{kv_bytes, recurrent_bytes};
 use bodkin::{ExpertBudget, MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Options, Sparse, within};
 use report::{Format, Row};
 use session::{Session, Test, decoder_limits};
+pub(super) use speeds::speeds;
 use timeline::Timeline;
 
 const AFTER: &str = "\
@@ -99,8 +101,8 @@ pub(crate) struct Args {
 
 /// Prompt length if none is given; encoders may have a shorter one.
 const PROMPT: usize = 512;
-/// Pairs of a run and a measurement of the bandwidth, for relative speeds.
-const PAIRS: usize = 5;
+/// Measurements of the bandwidth for a test, if it has that many repetitions.
+const BANDWIDTHS: usize = 3;
 
 pub(crate) fn run(args: Args) -> Result<()> {
     let opened = find(&args.model)?;
@@ -213,8 +215,8 @@ fn sequences(args: &Args) -> Result<Vec<usize>> {
 /// Numbers and ranges, such as `1,2-8+2,16-64*2`.
 fn numbers(flag: &str, text: &str) -> Result<Vec<usize>> {
     let number = |s: &str| -> Result<usize> {
-        let n =
-            s.trim().parse().with_context(|| format!("{flag}: expected a number, found `{s}`"))?;
+        let parsed = s.trim().parse().ok();
+        let n = parsed.with_context(|| format!("{flag}: expected a whole number, found `{s}`"))?;
         ensure!(n <= MAX_TOKENS, "{flag}: expected at most {}, found {n}", MAX_TOKENS);
         Ok(n)
     };
@@ -330,7 +332,7 @@ fn measure(
         time_unix_s: time,
         bytes: bytes_read(opened, backend, test, steps),
         samples_ns,
-        bandwidth: backend.bandwidth()?,
+        bandwidths: bandwidths(backend, args.repetitions.get())?,
         steps,
         encoder,
         timeline,
@@ -351,29 +353,11 @@ pub(super) fn generation_speed(opened: &ModelFile, machine: &Machine) -> Result<
     Ok(TOKENS as f64 / (ns as f64 * 1e-9))
 }
 
-/// The speeds of prefill and decode relative to the memory bandwidth, in tokens per gigabyte that
-/// memory could have delivered. Runs are interleaved with measurements of the bandwidth, and each
-/// speed is the median of the pairs. An encoder generates nothing.
-pub(super) fn relative_speeds(
-    opened: &ModelFile,
-    backend: &dyn Backend,
-) -> Result<[Option<f64>; 2]> {
-    let relative = |test: Test| -> Result<f64> {
-        let mut session = Session::load(opened, backend, test, PROMPT)?;
-        session.run(test)?;
-        let mut ratios = Vec::new();
-        for _ in 0..PAIRS {
-            let seconds = session.run(test)? as f64 * 1e-9;
-            ratios.push(test.tokens() as f64 / seconds / (backend.bandwidth()? / 1e9));
-        }
-        ratios.sort_by(f64::total_cmp);
-        Ok(ratios[PAIRS / 2])
-    };
-    let is_encoder = opened.plan.is_encoder();
-    let longest = if is_encoder { longest_text(&opened.plan)? } else { PROMPT };
-    let prefill = relative(Test::new(longest.min(256), 0))?;
-    let decode = (!is_encoder).then(|| relative(Test::new(0, 32))).transpose()?;
-    Ok([Some(prefill), decode])
+/// The memory bandwidth in bytes per second, measured a few times. Not between repetitions: that
+/// would take a small model out of the processor's cache.
+fn bandwidths(backend: &dyn Backend, repetitions: usize) -> Result<Vec<f64>> {
+    let measure = |_| Ok(backend.bandwidth()?);
+    (0..repetitions.min(BANDWIDTHS)).map(measure).collect()
 }
 
 /// The least bytes that a test reads: the weights in every step, and in every decode step also the

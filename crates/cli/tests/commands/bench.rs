@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::place::{Place, failure, model, stderr};
 
-const FIELDS: [&str; 25] = [
+const FIELDS: [&str; 26] = [
     "build_version",
     "backends",
     "model_filename",
@@ -30,6 +30,7 @@ const FIELDS: [&str; 25] = [
     "stddev_ts",
     "gb_s",
     "bandwidth_gb_s",
+    "bandwidth_stddev_gb_s",
     "bandwidth_share",
     "samples_ns",
     "samples_ts",
@@ -321,7 +322,7 @@ fn what_cannot_be_measured_is_named() {
     let model = model("llama");
     for (flags, needle) in [
         (&["-p", "0", "-n", "0"][..], "nothing to measure"),
-        (&["-p", "x"], "--n-prompt: expected a number, found `x`"),
+        (&["-p", "x"], "--n-prompt: expected a whole number, found `x`"),
         (&["-p", "8-4"], "`8-4`"),
         (&["-p", "18446744073709551615", "-d", "1"], "--n-prompt"),
         (&["-d", "1000000000"], "are missing"),

@@ -165,7 +165,7 @@ fn a_loss_of_speed_is_a_fault() {
     let check = |args: &[&str]| check(&place, &[&[model.as_str()], &speed[..], args].concat());
     let (report, error) = check(&["--save-baseline", "base.gguf"]);
     assert_eq!(faults(&report), [] as [&str; 0], "{error}");
-    for key in ["prefill_tokens_per_gb", "decode_tokens_per_gb"] {
+    for key in ["prefill_tok_s", "decode_tok_s", "bandwidth_gb_s"] {
         assert!(report["speed"][key].as_f64().unwrap() > 0.0, "{report}");
     }
     // However noisy this machine is, it has not become ten times slower.

@@ -30,28 +30,43 @@ pub struct Record {
     pub speed: Option<Speed>,
 }
 
-/// The speed of a model relative to the memory bandwidth, which is measured interleaved with it:
-/// tokens per gigabyte that memory could have delivered. Other load on the machine slows both down.
+/// The speed of a model in tokens a second, and what memory gave meanwhile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speed {
     /// The backend, as it describes itself.
     pub backend: String,
     /// Of a prompt, or of an encoder's text.
     pub prefill: f64,
-    /// Of a generated token; none for an encoder.
+    /// Of generated tokens; none for an encoder.
     pub decode: Option<f64>,
+    /// The memory bandwidth in gigabytes per second, measured interleaved with the speeds.
+    pub bandwidth: f64,
 }
 
 impl Speed {
     /// The relative change of the part of the speed that has become worst, from an earlier one.
-    /// None if the backends differ, or one of the speeds is missing.
+    /// None if the backends differ, or one of the speeds is missing. A part's change is that of its
+    /// tokens a second or of its tokens per gigabyte that memory could have delivered, whichever is
+    /// better: slower memory explains the one, faster memory the other, slower code both.
     pub fn change_from(&self, before: &Speed) -> Option<f64> {
         let is_same = self.backend == before.backend;
-        let prefill = self.prefill / before.prefill - 1.0;
+        let bandwidth = self.bandwidth / before.bandwidth;
+        let change = |now: f64, before: f64| (now / before).max(now / before / bandwidth) - 1.0;
+        let prefill = change(self.prefill, before.prefill);
         match (self.decode, before.decode) {
-            (Some(decode), Some(before)) if is_same => Some(prefill.min(decode / before - 1.0)),
+            (Some(decode), Some(before)) if is_same => Some(prefill.min(change(decode, before))),
             (None, None) if is_same => Some(prefill),
             _ => None,
+        }
+    }
+
+    /// The best of each of two measurements on one backend.
+    pub fn faster_of(self, other: Speed) -> Speed {
+        Speed {
+            prefill: self.prefill.max(other.prefill),
+            decode: self.decode.zip(other.decode).map(|(a, b)| a.max(b)),
+            bandwidth: self.bandwidth.max(other.bandwidth),
+            ..self
         }
     }
 }
@@ -145,9 +160,10 @@ pub fn save(path: &Path, records: &[Record]) -> Result<()> {
         if let Some(perplexity) = record.perplexity {
             metadata.insert(key("perplexity"), Value::F64(perplexity));
         }
-        if let Some(Speed { backend, prefill, decode }) = &record.speed {
+        if let Some(Speed { backend, prefill, decode, bandwidth }) = &record.speed {
             metadata.insert(key("speed.backend"), Value::String(backend.as_bytes().into()));
             metadata.insert(key("speed.prefill"), Value::F64(*prefill));
+            metadata.insert(key("speed.bandwidth"), Value::F64(*bandwidth));
             if let Some(decode) = decode {
                 metadata.insert(key("speed.decode"), Value::F64(*decode));
             }
@@ -197,11 +213,13 @@ pub fn open(path: &Path) -> Result<Vec<Record>> {
         };
         let number =
             |name: &str| -> Result<Option<f64>> { Ok(metadata.f32(&key(name))?.map(f64::from)) };
-        let speed = match (metadata.str(&key("speed.backend"))?, number("speed.prefill")?) {
-            (Some(backend), Some(prefill)) => Some(Speed {
+        let needed = number("speed.prefill")?.zip(number("speed.bandwidth")?);
+        let speed = match (metadata.str(&key("speed.backend"))?, needed) {
+            (Some(backend), Some((prefill, bandwidth))) => Some(Speed {
                 backend: backend.to_owned(),
                 prefill,
                 decode: number("speed.decode")?,
+                bandwidth,
             }),
             _ => None,
         };
@@ -220,6 +238,27 @@ pub fn open(path: &Path) -> Result<Vec<Record>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_speed_is_lower_if_the_bandwidth_does_not_explain_it() {
+        let speed = |prefill, decode, bandwidth| Speed {
+            backend: "cpu".to_owned(),
+            prefill,
+            decode: Some(decode),
+            bandwidth,
+        };
+        let before = speed(100.0, 10.0, 40.0);
+        let change = |now: Speed| now.change_from(&before).unwrap();
+        // Slower memory, and memory that is faster without any use to the model.
+        assert_eq!(change(speed(100.0, 5.0, 20.0)), 0.0);
+        assert_eq!(change(speed(100.0, 10.0, 80.0)), 0.0);
+        assert_eq!(change(speed(100.0, 5.0, 40.0)), -0.5);
+        assert_eq!(change(speed(50.0, 5.0, 30.0)), 0.5 / 0.75 - 1.0);
+        let best = speed(90.0, 12.0, 30.0).faster_of(before.clone());
+        assert_eq!(best, speed(100.0, 12.0, 40.0));
+        let encoder = Speed { decode: None, ..before.clone() };
+        assert_eq!(encoder.change_from(&before), None);
+    }
 
     #[test]
     fn models_of_one_name_are_told_apart() {

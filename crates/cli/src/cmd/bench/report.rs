@@ -34,8 +34,8 @@ pub(crate) struct Row {
     /// Bytes read in one run of the test.
     pub(crate) bytes: u64,
     pub(crate) samples_ns: Vec<u64>,
-    /// Memory bandwidth in bytes per second.
-    pub(crate) bandwidth: f64,
+    /// Memory bandwidth in bytes per second, measured after the runs.
+    pub(crate) bandwidths: Vec<f64>,
     /// Steps of one run.
     pub(crate) steps: usize,
     /// Operations of all matmuls of one run, and the operations per second of the fastest; none for
@@ -54,6 +54,13 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// The median of the measured bandwidths.
+    fn bandwidth(&self) -> f64 {
+        let mut sorted = self.bandwidths.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
     /// The test's name. A selected KV type comes last: `tg128 @ d4096 kv q8_0`.
     pub(crate) fn test(&self) -> String {
         let test = self.test.to_string();
@@ -101,7 +108,7 @@ impl Row {
             "ms": self.ms_of_step(part),
             "gb_s": part.bytes as f64 / part.seconds / 1e9,
             "gop_s": part.operations as f64 / part.seconds / 1e9,
-            "bandwidth_share": part.bytes as f64 / part.seconds / self.bandwidth,
+            "bandwidth_share": part.bytes as f64 / part.seconds / self.bandwidth(),
         })
     }
 
@@ -131,8 +138,9 @@ impl Row {
             ("avg_ts", json!(mean(&rates))),
             ("stddev_ts", json!(deviation(&rates))),
             ("gb_s", json!(gb_s)),
-            ("bandwidth_gb_s", json!(self.bandwidth / 1e9)),
-            ("bandwidth_share", json!(self.bytes_per_second() / self.bandwidth)),
+            ("bandwidth_gb_s", json!(self.bandwidth() / 1e9)),
+            ("bandwidth_stddev_gb_s", json!(deviation(&self.bandwidths) / 1e9)),
+            ("bandwidth_share", json!(self.bytes_per_second() / self.bandwidth())),
             ("samples_ns", json!(self.samples_ns)),
             ("samples_ts", json!(rates)),
         ];
@@ -213,7 +221,8 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
         let speed = row.bytes_per_second();
         writeln!(
             out,
-            "| {} | {} | {:.2} M | {} | {} | {} | {:.2} ± {:.2} | {:.1} | {:.0} % of {:.1} GB/s |",
+            "| {} | {} | {:.2} M | {} | {} | {} | {:.2} ± {:.2} | {:.1} | {:.0} % of {:.1} ± {:.1} \
+             GB/s |",
             row.model_type,
             human_bytes(row.model_size),
             row.model_n_params as f64 / 1e6,
@@ -223,8 +232,9 @@ fn print_table(out: &mut dyn Write, rows: &[Row]) -> Result<()> {
             mean(&rates),
             deviation(&rates),
             speed / 1e9,
-            100.0 * speed / row.bandwidth,
-            row.bandwidth / 1e9,
+            100.0 * speed / row.bandwidth(),
+            row.bandwidth() / 1e9,
+            deviation(&row.bandwidths) / 1e9,
         )?;
     }
     print_encoders(out, rows)?;
@@ -294,7 +304,7 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
             row.ms_of_step(part),
             100.0 * part.seconds / all,
             speed / 1e9,
-            100.0 * speed / row.bandwidth,
+            100.0 * speed / row.bandwidth(),
             part.operations as f64 / part.seconds / 1e9,
         )?;
     }

@@ -158,11 +158,13 @@ fn object(report: &Report) -> Value {
         })
     });
     let cases = |cases: Option<Cases>| cases.map(|Cases { good, all }| json!([good, all]));
-    let speed = report.speed.as_ref().map(|Speed { backend, prefill, decode }| {
+    let speed = report.speed.as_ref().map(|speed| {
+        let Speed { backend, prefill, decode, bandwidth } = speed;
         json!({
             "backend": backend,
-            "prefill_tokens_per_gb": prefill,
-            "decode_tokens_per_gb": decode,
+            "prefill_tok_s": prefill,
+            "decode_tok_s": decode,
+            "bandwidth_gb_s": bandwidth,
             "change": report.speed_change,
         })
     });
