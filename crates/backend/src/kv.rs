@@ -1,7 +1,7 @@
 //! The type of the KV cache.
 
 /// The type of cached keys and values.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvType {
     /// Half precision; single precision where all matrices of the file are single.
     #[default]

@@ -31,7 +31,8 @@ mod sparse;
 mod state;
 mod traced;
 
-use std::sync::{Arc, LazyLock};
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use bodkin_backend::{Backend, KvType, Model, Result};
 
@@ -147,23 +148,55 @@ fn check_profiled(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<(
     profiled::check(case, case.load(backend)?.as_mut(), failures)
 }
 
-fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) -> Result<()> {
+/// What the reference interpreter gives for a case.
+struct Expected {
+    logits: Vec<f32>,
+    record: Record,
+    expert_counts: Vec<(usize, Vec<u64>)>,
+}
+
+/// The results of the reference, which are computed once: it is slower than any backend, and a
+/// backend is checked in many variants.
+fn expected(case: &'static Case, kv_type: KvType) -> Result<Arc<Expected>> {
+    /// By the case's address: names are for people.
+    type Known = HashMap<(usize, KvType), Arc<Expected>>;
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let key = (std::ptr::from_ref(case).addr(), kv_type);
+    if let Some(expected) = known().get(&key) {
+        return Ok(Arc::clone(expected));
+    }
     let (plan, limits) = (Arc::clone(&case.plan), case.limits());
-    let mut reference = reference::load(backend.kv_type(), plan, &case.file, &limits, &|_, _| ());
+    let mut reference = reference::load(kv_type, plan, &case.file, &limits, &|_, _| ());
     let mut record = Record::default();
-    let wanted = run_prompt_observed(reference.as_mut(), case, &mut record)?;
+    let logits = run_prompt_observed(reference.as_mut(), case, &mut record)?;
+    let expert_counts = expert_counts(reference.as_ref());
+    let expected = Arc::new(Expected { logits, record, expert_counts });
+    known().insert(key, Arc::clone(&expected));
+    Ok(expected)
+}
+
+/// How many rows chose each expert, by layer.
+fn expert_counts(model: &dyn Model) -> Vec<(usize, Vec<u64>)> {
+    model.stats().experts.into_iter().map(|e| (e.layer, e.counts)).collect()
+}
+
+fn check_case(
+    backend: &dyn Backend,
+    case: &'static Case,
+    failures: &mut Vec<String>,
+) -> Result<()> {
+    let expected = expected(case, backend.kv_type())?;
+    let Expected { logits: wanted, record, expert_counts: wanted_counts } = &*expected;
     let mut model = case.load(backend)?;
     let whole = run_prompt(model.as_mut(), case, Feeding::Whole)?;
-    let counts = |model: &dyn Model| -> Vec<(usize, Vec<u64>)> {
-        model.stats().experts.into_iter().map(|e| (e.layer, e.counts)).collect()
-    };
-    if counts(&*model) != counts(&*reference) {
+    if expert_counts(model.as_ref()) != *wanted_counts {
         failures.push(format!("{}: other counts of experts", case.name));
     }
     let generated = run_prompt(model.as_mut(), case, Feeding::Generated)?;
     let limit = case.limit(backend.kv_type());
     for (how, found) in [("", &whole), (", generated", &generated)] {
-        let nmse = nmse(found, &wanted);
+        let nmse = nmse(found, wanted);
         if nmse.is_nan() || nmse > limit {
             failures.push(format!("{}{how}: NMSE {nmse:.2e}, at most {limit:.0e}", case.name));
         }
@@ -171,7 +204,7 @@ fn check_case(backend: &dyn Backend, case: &Case, failures: &mut Vec<String>) ->
     if !bits(&run_prompt(model.as_mut(), case, Feeding::AmongPrompts)?).eq(bits(&generated)) {
         failures.push(format!("{}: generated tokens depend on those beside them", case.name));
     }
-    observed::check(model.as_mut(), case, limit, &whole, &record, failures)?;
+    observed::check(model.as_mut(), case, limit, &whole, record, failures)?;
     let vocabulary = case.plan.output_width();
     for feeding in Feeding::OTHERS {
         let found = run_prompt(model.as_mut(), case, feeding)?;
