@@ -293,6 +293,10 @@ fn what_a_registry_lacks_is_one_line() {
         (manifest("model", "../../../etc/passwd"), "expected a SHA-256 digest"),
         (manifest("adapter", &sha256(b"")), "expected no LoRA adapter"),
         (json!({"layers": []}).to_string(), "expected a model layer, found none"),
+        (
+            manifest("model", &sha256(b"")).replace("\"size\":1", "\"size\":18446744073709551615"),
+            "expected at most 17592186044416 bytes, found 18446744073709551615",
+        ),
         ("<html>".to_owned(), "expected an Ollama manifest"),
     ] {
         let path = "/v2/library/tiny/manifests/1b";

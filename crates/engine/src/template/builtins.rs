@@ -13,6 +13,9 @@ const ITEMS_MAX: u64 = 1 << 18;
 /// The most that items times the size of arguments may be, for filters that read their arguments
 /// again for every item.
 const WORK_MAX: u64 = 1 << 26;
+/// The most that items times the parts of an attribute such as `a.b,c` may be, which are looked up
+/// in each item.
+const LOOKUPS_MAX: u64 = 1 << 20;
 /// The widest field of a format.
 const WIDTH_DIGITS_MAX: usize = 3;
 
@@ -70,6 +73,7 @@ pub(super) fn check(
     let items = |value: &Value| value.len().unwrap_or_default() as u64;
     let text = || value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let argument = |index: usize| arguments.get(index).and_then(Value::as_str);
+    check_lookups(name, items(value), arguments)?;
     match name {
         "replace" => {
             let found = argument(0).map_or(0, |from| text().matches(from).count() as u64);
@@ -116,6 +120,20 @@ fn check_format(budget: &Budget, format: &str, argument_bytes: u64) -> Result<()
     }
     let fields = format.matches(['%', '{']).count() as u64;
     budget.check_size(fields.saturating_mul(argument_bytes + 1000))
+}
+
+/// Checks the attribute that a filter looks up in each item: the argument of that name, or the
+/// first one of some filters.
+fn check_lookups(name: &str, items: u64, arguments: &[Value]) -> Result<(), Error> {
+    let first =
+        arguments.first().filter(|_| ["selectattr", "rejectattr", "groupby"].contains(&name));
+    let named = arguments.last().and_then(|last| last.get_attr("attribute").ok());
+    let names = first.into_iter().chain(&named).filter_map(Value::as_str);
+    let parts = names.map(|name| name.matches(['.', ',']).count() as u64 + 1).max().unwrap_or(0);
+    if items.saturating_mul(parts) <= LOOKUPS_MAX {
+        return Ok(());
+    }
+    Err(exceeded("a filter looks up a long attribute in each of many items"))
 }
 
 fn check_items(count: u64) -> Result<(), Error> {

@@ -25,6 +25,8 @@ const STALL_VARIABLE: &str = "HF_HUB_DOWNLOAD_TIMEOUT";
 /// Where a proxy is named: the first that is set is used for every address.
 const PROXY_VARIABLES: [&str; 6] =
     ["ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"];
+/// A whole document takes no longer; a file may take as long as bytes arrive.
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Failures in a row, without a new byte, that end a request. The pauses between those of a
 /// download add up to one and a half minutes.
 const DOCUMENT_FAILURES: u32 = 3;
@@ -97,7 +99,8 @@ impl<'a> Client<'a> {
                 let body = response.body_mut().with_config().limit(DOCUMENT_BYTES_MAX);
                 body.read_to_vec().map_err(|error| self.failure(error, what, url))
             };
-            match self.get(what, url, &[("Accept", accept)]).and_then(read) {
+            match self.get(what, url, &[("Accept", accept)], Some(DOCUMENT_TIMEOUT)).and_then(read)
+            {
                 Ok(bytes) => return Ok(bytes),
                 Err(Failure::Unreachable(hosts)) => return Err(Error::Unreachable { hosts }),
                 Err(failure) => retry.pause(failure, self.reporter)?,
@@ -161,7 +164,7 @@ impl<'a> Client<'a> {
                 .flatten()
                 .collect(),
         };
-        let response = self.get(what, url, &headers)?;
+        let response = self.get(what, url, &headers, None)?;
         if response.status() == 206 {
             let found = text(response.headers(), "content-range").unwrap_or_default();
             if !found.starts_with(&format!("bytes {start}-")) {
@@ -202,14 +205,15 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// A response with a body, or one that says that the range is wrong.
+    /// A response with a body, or one that says that the range is wrong. `limit` is for all of it.
     fn get(
         &self,
         what: &str,
         url: &str,
         headers: &[(&str, &str)],
+        limit: Option<Duration>,
     ) -> Result<Response<Body>, Failure> {
-        let mut request = self.agent.get(url);
+        let mut request = self.agent.get(url).config().timeout_global(limit).build();
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -294,6 +298,10 @@ impl Failure {
             Http::Timeout(Timeout::Resolve | Timeout::Connect)
             | Http::HostNotFound
             | Http::ConnectionFailed => Failure::Unreachable(error.to_string()),
+            Http::Timeout(Timeout::Global) => {
+                failed(what, format!("took longer than {} seconds", DOCUMENT_TIMEOUT.as_secs()))
+                    .into()
+            }
             Http::Timeout(_) => Failure::Temporary("the connection has stalled".to_owned(), None),
             Http::Protocol(_) => Failure::Temporary(error.to_string(), None),
             Http::Io(error) => match error.kind() {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::download::{Client, Remote, address};
-use super::intake::{Pin, Staged, expect_sha256, is_sha256};
+use super::intake::{Pin, Staged, expect_sha256, is_sha256, plausible_bytes};
 use super::staging::Staging;
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
@@ -201,6 +201,7 @@ impl<'a> Repository<'a> {
             expect_sha256(&what, pin.sha256, found)?;
         }
         let bytes = file.size.ok_or_else(|| Error::mismatch(&what, "its size", "none"))?;
+        let bytes = plausible_bytes(&what, bytes)?;
         let url = format!("{}/{repo}/resolve/{}/{name}", endpoint()?, self.commit);
         let plain = name.rsplit('/').next().unwrap_or(name);
         staging.download(&self.client, &Remote { what, url, bytes, sha256 }, plain)

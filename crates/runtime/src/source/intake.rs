@@ -179,6 +179,15 @@ pub(crate) fn sha256_of(text: &str) -> String {
     hex(Sha256::new_with_prefix(text))
 }
 
+/// The bytes of a file, unless a list of files says that there are more than any model has.
+pub(crate) fn plausible_bytes(what: &str, bytes: u64) -> Result<u64> {
+    const MOST: u64 = 1 << 44;
+    match bytes {
+        ..=MOST => Ok(bytes),
+        _ => Err(Error::mismatch(what, format!("at most {MOST} bytes"), bytes)),
+    }
+}
+
 /// Whether this is a SHA-256 in hexadecimal.
 pub(crate) fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())

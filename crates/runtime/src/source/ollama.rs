@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::download::address;
-use super::intake::{Check, is_sha256, verify_file};
+use super::intake::{Check, is_sha256, plausible_bytes, verify_file};
 use super::layers::Layer;
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
@@ -172,7 +172,8 @@ impl Manifest {
                 .filter(|digest| is_sha256(digest))
                 .ok_or_else(|| Error::mismatch(origin, "a SHA-256 digest", found()))?;
             let (kind, digest) = (kind.to_owned(), digest.to_owned());
-            let layer = LayerDigest { kind, digest, bytes: layer.size };
+            let bytes = plausible_bytes(origin, layer.size)?;
+            let layer = LayerDigest { kind, digest, bytes };
             // Without it the model would be another one.
             if layer.kind == "adapter" {
                 let expected = "no LoRA adapter, which cannot be applied";
