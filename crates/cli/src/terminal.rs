@@ -35,7 +35,7 @@ pub(crate) fn columns() -> usize {
 #[cfg(unix)]
 mod unix {
     use std::io::{IsTerminal, Write, stderr, stdin};
-    use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
     use std::thread::{self, JoinHandle};
     use std::time::Duration;
 
@@ -45,64 +45,86 @@ mod unix {
 
     /// How soon after Ctrl-Z and `fg` the terminal is quiet again.
     const CHECK: Duration = Duration::from_millis(100);
-    /// A terminal that is asked for it puts marks around what is pasted.
+    /// A terminal that is asked for it puts marks around what is pasted (bracketed paste).
     const MARKS_PASTES: &str = "\x1b[?2004h";
     const MARKS_NO_PASTES: &str = "\x1b[?2004l";
+    /// Terminals on which no line is edited, so marks would become text.
+    const UNEDITED: [&str; 3] = ["dumb", "emacs", "cons25"];
 
     /// Keeps the terminal from showing what is typed or pasted until it is dropped. Programs that
     /// read later get all of it, also after Ctrl-C.
-    pub(crate) struct NoEcho {
-        modes: Option<Modes>,
-        _restored_by_signals: Option<cleanup::Guard>,
+    pub(crate) struct NoEcho(Option<Quiet>);
+
+    struct Quiet {
+        modes: Arc<Modes>,
+        /// None if no thread could be started: then Ctrl-Z and `fg` end the quiet.
+        watcher: Option<JoinHandle<()>>,
+        _restored_by_signals: cleanup::Guard,
     }
 
-    /// The terminal's modes before, and the thread that watches the present ones.
+    /// The terminal's modes before and meanwhile.
     struct Modes {
         before: Termios,
-        end: Sender<()>,
-        watcher: JoinHandle<()>,
+        quiet: Termios,
+        is_over: Mutex<bool>,
     }
 
     impl NoEcho {
         pub(crate) fn new() -> NoEcho {
-            let Ok(before) = tcgetattr(stdin()) else {
-                return NoEcho { modes: None, _restored_by_signals: None };
-            };
+            let Ok(before) = tcgetattr(stdin()) else { return NoEcho(None) };
             let mut quiet = before.clone();
-            // The system would drop all of a line but 4095 bytes.
+            // In lines that can be edited the system would keep 4095 bytes and drop the rest.
             quiet.local_modes -= LocalModes::ECHO | LocalModes::ICANON;
             quiet.local_modes |= LocalModes::NOFLSH;
-            let restored = before.clone();
-            let guard = cleanup::register(move || set(&restored, MARKS_NO_PASTES));
-            set(&quiet, MARKS_PASTES);
-            let (end, ended) = mpsc::channel();
-            let watcher = thread::spawn(move || {
-                // A shell sets modes of its own when it stops and continues this process.
-                while ended.recv_timeout(CHECK) == Err(RecvTimeoutError::Timeout) {
-                    if is_in_foreground() && has_echo() {
-                        set(&quiet, MARKS_PASTES);
-                    }
+            let modes = Arc::new(Modes { before, quiet, is_over: Mutex::new(false) });
+            let (restored, watched) = (Arc::clone(&modes), Arc::clone(&modes));
+            let guard = cleanup::register(move || restored.restore());
+            set(&modes.quiet, MARKS_PASTES);
+            let watch = move || {
+                while watched.keep() {
+                    thread::park_timeout(CHECK);
                 }
-            });
-            let modes = Some(Modes { before, end, watcher });
-            NoEcho { modes, _restored_by_signals: Some(guard) }
+            };
+            let watcher = thread::Builder::new().spawn(watch).ok();
+            NoEcho(Some(Quiet { modes, watcher, _restored_by_signals: guard }))
         }
     }
 
     impl Drop for NoEcho {
         fn drop(&mut self) {
-            let Some(Modes { before, end, watcher }) = self.modes.take() else { return };
-            drop(end);
-            // A watcher that panicked changes nothing any more.
-            let _ = watcher.join();
-            set(&before, MARKS_NO_PASTES);
+            let Some(Quiet { modes, watcher, .. }) = &self.0 else { return };
+            modes.restore();
+            watcher.iter().for_each(|watcher| watcher.thread().unpark());
+        }
+    }
+
+    impl Modes {
+        fn restore(&self) {
+            let mut is_over = self.is_over();
+            *is_over = true;
+            set(&self.before, MARKS_NO_PASTES);
+        }
+
+        /// Makes the terminal quiet again if a shell that stopped and continued this process has
+        /// set its own modes. False at the end.
+        fn keep(&self) -> bool {
+            let is_over = self.is_over();
+            if !*is_over && is_in_foreground() && has_echo() {
+                set(&self.quiet, MARKS_PASTES);
+            }
+            !*is_over
+        }
+
+        fn is_over(&self) -> MutexGuard<'_, bool> {
+            self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 
     /// Modes that cannot be changed are no failure.
     fn set(modes: &Termios, pastes: &str) {
         let _ = tcsetattr(stdin(), OptionalActions::Now, modes);
-        if stderr().is_terminal() {
+        let is_edited = std::env::var("TERM").is_ok_and(|name| !UNEDITED.contains(&&*name));
+        if is_edited && stderr().is_terminal() {
             let _ = stderr().write_all(pastes.as_bytes());
         }
     }

@@ -5,6 +5,8 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
+
 use crate::place::{Place, model};
 use crate::terminal::Terminal;
 
@@ -133,18 +135,38 @@ fn lines_typed_during_an_answer_are_the_next_prompts() {
     chat.leave("/exit\r");
 }
 
+/// A shell that stops and continues a chat, by Ctrl-Z and `fg`, sets its own modes meanwhile.
+#[test]
+fn a_terminal_that_a_shell_has_set_is_quiet_again() {
+    let place = Place::new();
+    let mut chat = chat(&place, &model("llama"), &["--ctx-size", "20000", "-n", "9000"]);
+    chat.say("Hello", "xxx");
+    let has_echo =
+        |chat: &Terminal| tcgetattr(&chat.keyboard).unwrap().local_modes.contains(LocalModes::ECHO);
+    let mut modes = tcgetattr(&chat.keyboard).unwrap();
+    modes.local_modes |= LocalModes::ECHO | LocalModes::ICANON;
+    tcsetattr(&chat.keyboard, OptionalActions::Now, &modes).unwrap();
+    let start = Instant::now();
+    while has_echo(&chat) {
+        assert!(start.elapsed() < Duration::from_secs(30), "the terminal still shows keys");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    interrupt(&chat.child);
+    chat.leave("\x04");
+}
+
 #[test]
 fn what_is_pasted_during_an_answer_is_the_next_prompt() {
     let place = Place::new();
-    let mut chat = chat(&place, &model("llama"), &["--ctx-size", "20000", "-n", "200"]);
+    let mut chat = chat(&place, &model("llama"), &["--ctx-size", "20000", "-n", "2000"]);
     chat.say("Hello", "xxx");
     // Longer than a line that the system would edit, and two lines.
     let line = "word ".repeat(1200);
     chat.press(&format!("\x1b[200~{line}first end\rsecond end\x1b[201~\r"));
-    chat.expect(END);
-    chat.expect(">>> ");
+    let answer = chat.expect("[answer cut: max-tokens allows 2000 tokens]");
+    assert!(answer.chars().all(|c| "x\r\n".contains(c)), "pasted text is shown in {answer}");
     chat.expect("second end");
-    chat.expect(END);
+    chat.expect("[answer cut: max-tokens allows 2000 tokens]");
     chat.leave("\x04");
     let history = fs::read_to_string(place.path("home/data/bodkin/history")).unwrap();
     assert!(history.contains(&format!("{line}first end\\nsecond end\n")), "{history}");

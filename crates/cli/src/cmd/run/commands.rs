@@ -149,7 +149,7 @@ fn command(session: &mut Session, line: &str) -> Result<Next> {
     match COMMANDS.iter().find(|command| command.names.contains(&name)) {
         Some(command) => (command.run)(session, argument.trim()),
         None => {
-            say(&format!("unknown command {name}; /help shows the commands"));
+            say(&format!("unknown command {name}; see /help (after a space it is a prompt)"));
             Ok(Next::Prompt)
         }
     }
@@ -221,7 +221,7 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
             say(&format!("unknown setting {name}; /set lists the settings"));
         }
         Err(error) => {
-            let text = error.render().to_string();
+            let text = errors::usage_text(&error);
             say(text.lines().next().unwrap_or_default());
         }
     }
