@@ -107,13 +107,17 @@ fn speed(
     backend: &dyn Backend,
     earlier: Option<&Speed>,
 ) -> Result<Speed> {
+    let change = |speed: &Speed| earlier.and_then(|earlier| speed.change_from(earlier));
+    let is_enough = |change: f64| -100.0 * change <= args.thresholds.max_slowdown;
     let mut best = speeds(opened, backend)?;
     for _ in 1..SPEED_MEASUREMENTS {
-        let change = earlier.and_then(|earlier| best.change_from(earlier));
-        if change.is_none_or(|change| -100.0 * change <= args.thresholds.max_slowdown) {
+        if change(&best).is_none_or(is_enough) {
             break;
         }
-        best = best.faster_of(speeds(opened, backend)?);
+        let again = speeds(opened, backend)?;
+        if change(&again) > change(&best) {
+            best = again;
+        }
     }
     Ok(best)
 }

@@ -45,28 +45,18 @@ pub struct Speed {
 
 impl Speed {
     /// The relative change of the part of the speed that has become worst, from an earlier one.
-    /// None if the backends differ, or one of the speeds is missing. A part's change is that of its
+    /// None if the backends differ, or one of the speeds is missing. Decode's change is that of its
     /// tokens a second or of its tokens per gigabyte that memory could have delivered, whichever is
     /// better: slower memory explains the one, faster memory the other, slower code both.
     pub fn change_from(&self, before: &Speed) -> Option<f64> {
         let is_same = self.backend == before.backend;
         let bandwidth = self.bandwidth / before.bandwidth;
         let change = |now: f64, before: f64| (now / before).max(now / before / bandwidth) - 1.0;
-        let prefill = change(self.prefill, before.prefill);
+        let prefill = self.prefill / before.prefill - 1.0;
         match (self.decode, before.decode) {
             (Some(decode), Some(before)) if is_same => Some(prefill.min(change(decode, before))),
             (None, None) if is_same => Some(prefill),
             _ => None,
-        }
-    }
-
-    /// The best of each of two measurements on one backend.
-    pub fn faster_of(self, other: Speed) -> Speed {
-        Speed {
-            prefill: self.prefill.max(other.prefill),
-            decode: self.decode.zip(other.decode).map(|(a, b)| a.max(b)),
-            bandwidth: self.bandwidth.max(other.bandwidth),
-            ..self
         }
     }
 }
@@ -253,9 +243,9 @@ mod tests {
         assert_eq!(change(speed(100.0, 5.0, 20.0)), 0.0);
         assert_eq!(change(speed(100.0, 10.0, 80.0)), 0.0);
         assert_eq!(change(speed(100.0, 5.0, 40.0)), -0.5);
-        assert_eq!(change(speed(50.0, 5.0, 30.0)), 0.5 / 0.75 - 1.0);
-        let best = speed(90.0, 12.0, 30.0).faster_of(before.clone());
-        assert_eq!(best, speed(100.0, 12.0, 40.0));
+        assert_eq!(change(speed(100.0, 5.0, 30.0)), 0.5 / 0.75 - 1.0);
+        // Arithmetic bounds prefill.
+        assert_eq!(change(speed(50.0, 10.0, 20.0)), -0.5);
         let encoder = Speed { decode: None, ..before.clone() };
         assert_eq!(encoder.change_from(&before), None);
     }
