@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::peer::{Peer, Run};
+pub(crate) use table::KEYS;
 
 const RESULTS: &str = "benches/results/cpu.jsonl";
 

@@ -24,23 +24,28 @@ pub(crate) fn line(error: &anyhow::Error) -> String {
     cut(&parts.join("`"), LINE_MAX)
 }
 
-/// Ends the process with an error of the command line, whose numbers Rust has parsed.
-pub(crate) fn of_words(error: &clap::Error) -> ! {
+/// Ends the process with an error of the command line.
+pub(crate) fn exit_with_usage(error: &clap::Error) -> ! {
     if error.kind() != clap::error::ErrorKind::ValueValidation {
         error.exit();
     }
-    let mut text = error.render().to_string();
-    for (words, ours) in [
+    eprint!("{}", usage_text(error));
+    std::process::exit(error.exit_code())
+}
+
+/// The text of an error of the command line, without the standard library's words for numbers.
+pub(crate) fn usage_text(error: &clap::Error) -> String {
+    let words = [
         ("invalid float literal", "expected a number"),
-        ("invalid digit found in string", "expected a whole number"),
+        ("invalid digit found in string", "expected a whole number of 0 or more"),
         ("cannot parse float from empty string", "expected a number, found nothing"),
         ("cannot parse integer from empty string", "expected a whole number, found nothing"),
         ("number too large to fit in target type", "the number is too large"),
-    ] {
-        text = text.replace(words, ours);
-    }
-    eprint!("{text}");
-    std::process::exit(error.exit_code())
+        ("number too small to fit in target type", "the number is too small"),
+        ("number would be zero for non-zero type", "expected 1 or more"),
+    ];
+    let text = error.render().to_string();
+    words.iter().fold(text, |text, (theirs, ours)| text.replace(theirs, ours))
 }
 
 /// The start of a text that is longer than `max` bytes.

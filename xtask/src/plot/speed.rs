@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
+use crate::compare::KEYS;
 use crate::results::{newest, replace, text};
 use crate::svg::{self, label};
 
@@ -20,7 +21,7 @@ const CPU_FILES: [(&str, &str); 4] = [
     ("SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2 135M Q4_1"),
     ("1b-Q4_K.gguf", "Llama shape, 1.2B Q4_K"),
     ("1b-Q8_0.gguf", "Llama shape, 1.2B Q8_0"),
-    ("qwen1.5b-Q4_K.gguf", "Qwen2.5 shape, 1.5B Q4_K"),
+    ("1.5b-Q4_K_M.gguf", "Qwen 2.5 shape, 1.5B Q4_K_M"),
 ];
 
 /// Model shapes and formats on GPUs.
@@ -56,7 +57,7 @@ struct Test {
 /// Writes the plot and the table.
 pub(super) fn run(root: &Path) -> Result<()> {
     let results = root.join("benches/results");
-    let cpu = newest(&results.join("cpu.jsonl"), &["cpu", "threads", "file", "test", "peer"])?;
+    let cpu = newest(&results.join("cpu.jsonl"), &KEYS)?;
     let gpu = newest(&results.join("h200.jsonl"), &["device", "shape", "format", "test"])?;
     let entries = entries(&cpu, &gpu)?;
     std::fs::write(root.join(OUT), draw(&entries)?)?;

@@ -102,7 +102,7 @@ pub(crate) struct Args {
     /// Rows that are sent to the store at a time
     #[arg(long, value_name = "N", default_value_t = 4096)]
     put_rows: usize,
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = "Embedding")]
     embedding: EmbeddingArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,

@@ -15,10 +15,10 @@ use serde_json::json;
 use crate::arguments::{self, Machine, describe, find_decoder};
 
 const AFTER: &str = "\
-The speed is the most that the measured bandwidths allow for one sequence: what a token reads on the
-device, and over the bus those of its experts that have no slot. CPUs read those from the file,
-which is not counted. How many they are depends on the text; without --routing it is taken from a
-trace with the locality of Qwen 3 30B-A3B.";
+The speed is the upper bound for one sequence at the measured bandwidths: bytes per token read from
+device memory, and experts missing from the cache read over PCIe. On a CPU those come from the file
+and are not counted. The hit rate depends on the text; without --routing it is that of a trace with
+the locality of Qwen 3 30B-A3B.";
 
 /// Arguments of `plan`.
 #[derive(clap::Args)]
@@ -28,13 +28,13 @@ pub(crate) struct Args {
     model: String,
     #[command(flatten)]
     machine: Machine,
-    /// Requests that run at the same time
+    /// Slots: requests that run at once
     #[arg(long, value_name = "N", default_value_t = 1)]
     parallel: usize,
-    /// Most bytes that the model may take, such as 24G [default: what is free]
+    /// Memory limit of the model, such as 24G [default: what is free]
     #[arg(long, value_name = "BYTES", alias = "budget", value_parser = arguments::bytes)]
     memory: Option<u64>,
-    /// Take the share of hits from this trace of `bench --record-routing`
+    /// Take the hit rate of the expert cache from this trace of `bench --record-routing`
     #[arg(long, value_name = "FILE")]
     routing: Option<PathBuf>,
     /// Print it as JSON

@@ -82,7 +82,7 @@ fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
         }
         let is_read = answer.usage.generated_tokens > 0;
         if is_read && stderr().is_terminal() {
-            writeln!(stderr(), "\n{}", session::stats(&answer))?;
+            writeln!(stderr(), "\n{}", terminal::wrapped(&session::stats(&answer)))?;
         }
     }
     if answer.finish == Finish::Cancelled {

@@ -19,8 +19,6 @@ pub(crate) struct Args {
     model: String,
     /// The question
     question: String,
-    #[command(flatten)]
-    store: StoreArgs,
     /// How many rows to print
     #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = count)]
     number: usize,
@@ -31,6 +29,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten, next_help_heading = "Embedding")]
     embedding: EmbeddingArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,

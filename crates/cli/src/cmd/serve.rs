@@ -34,11 +34,11 @@ pub(crate) struct Args {
     /// Port to listen on; 0 for any free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     port: u16,
-    /// A field that requests without it have, such as temperature=0.2, max_tokens=512 or
+    /// Default value of a request field, such as temperature=0.2, max_tokens=512 or
     /// chat_template_kwargs={"enable_thinking":false}; may be given several times
     #[arg(long, value_name = "FIELD=VALUE", value_parser = default_field)]
     default: Vec<(String, Value)>,
-    /// Embed texts with models that were made to generate text, too
+    /// Enable embeddings from decoder models
     #[arg(long, alias = "embeddings")]
     embedding: bool,
     /// As --embedding, with this pooling: mean, cls, last or rank
@@ -47,26 +47,26 @@ pub(crate) struct Args {
     /// Chat template to use instead of the model's own
     #[arg(long, value_name = "FILE")]
     chat_template_file: Option<PathBuf>,
-    /// Requests that run at the same time
+    /// Slots: requests that run at once
     #[arg(long, value_name = "N", default_value_t = 16)]
     parallel: usize,
-    /// Requests that wait for those to end
+    /// Queue size: requests that wait for a slot
     #[arg(long, value_name = "N", default_value_t = 512)]
     queue: usize,
     /// Tokens in the KV cache, running and cached together [default: PARALLEL full contexts, or
     /// what fits]
     #[arg(long, value_name = "N")]
     cache_tokens: Option<usize>,
-    /// Folder for pages of the KV cache, which are found again after a restart
+    /// Prefix cache on disk: folder for KV pages, used again after a restart
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
-    /// Most bytes of these pages
+    /// Size limit of the prefix cache on disk
     #[arg(long, value_name = "BYTES", default_value = "10G", value_parser = bytes)]
     cache_dir_size: u64,
     /// Unload a model that had no request for this long, such as 5m [default: never]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     keep_alive: Option<Duration>,
-    /// Most bytes of all loaded models together, such as 24G
+    /// Memory limit of all loaded models, such as 24G
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     memory: Option<u64>,
     /// API key that clients must present; may be given several times
@@ -84,22 +84,22 @@ pub(crate) struct Args {
     /// Private key of the certificate in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Largest body of a request
+    /// Size limit of a request body
     #[arg(long, value_name = "BYTES", default_value = "32M", value_parser = bytes)]
     max_body: u64,
-    /// Most bytes of all bodies whose answers have not begun; at least those of one
+    /// Size limit of all request bodies not yet answered; at least --max-body
     #[arg(long, value_name = "BYTES", default_value = "256M", value_parser = bytes)]
     max_bodies: u64,
-    /// How long the body of a request may take to arrive
+    /// Time limit of receiving a request body
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     body_timeout: Duration,
-    /// A step that takes longer makes /health report a failure; ten times as long, requests end
+    /// Watchdog: /health fails while a step takes longer; at ten times, requests end
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     step_timeout: Duration,
-    /// How long running requests may go on after Ctrl-C or SIGTERM
+    /// Grace period of running requests after Ctrl-C or SIGTERM
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     drain: Duration,
-    /// Also be an Arrow Flight server on this port: texts in, vectors out; 0 for any free one
+    /// Port of an Arrow Flight server (texts in, vectors out); 0 for any free one
     #[arg(long, value_name = "PORT")]
     flight_port: Option<u16>,
     /// Print a line for each request: text or json
@@ -109,7 +109,7 @@ pub(crate) struct Args {
     /// http://localhost:4318
     #[arg(long, value_name = "URL")]
     otlp: Option<String>,
-    /// Answer with made-up tokens, to measure everything but the model
+    /// Mock model with made-up tokens, to measure the server alone
     #[arg(long)]
     mock: bool,
 }

@@ -139,3 +139,19 @@ fn the_steps_of_a_load_are_printed_if_asked_for() {
         assert!(line.contains(expected), "{line}: {expected}");
     }
 }
+
+#[test]
+fn numbers_are_asked_for_in_plain_words() {
+    let place = Place::new();
+    for (flags, expected) in [
+        (["run", "x", "--temp", "warm"], "expected a number"),
+        (["run", "x", "--top-k", "1.5"], "expected a whole number"),
+        (["bench", "x", "-r", "0"], "expected a number of 1 or more"),
+        (["run", "x", "--top-k", "99999999999999999999"], "the number is too large"),
+    ] {
+        let output = place.run(&flags);
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{flags:?}: {error}");
+        assert!(error.contains(expected), "{flags:?}: {error}");
+    }
+}
