@@ -4,6 +4,7 @@
 
 #![deny(unsafe_code)]
 
+mod bandwidth;
 mod batch_data;
 mod buffers;
 mod dispatch;
@@ -20,7 +21,6 @@ mod unroll;
 mod weights;
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bodkin_backend::{
     Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
@@ -29,13 +29,6 @@ use bodkin_gguf::File;
 use bodkin_model::Plan;
 
 use gpu::Gpu;
-
-/// Bytes of the buffer that the bandwidth is measured with: more than a GPU's caches hold.
-const LARGE_BYTES: u64 = 512 << 20;
-/// Of software.
-const SMALL_BYTES: u64 = 64 << 20;
-/// Copies of it.
-const BANDWIDTH_COPIES: u64 = 8;
 
 /// A GPU that Vulkan, Metal or DX12 drives.
 pub struct Wgpu {
@@ -108,26 +101,7 @@ impl Backend for Wgpu {
     }
 
     fn bandwidth(&self) -> Result<f64> {
-        let gpu = &self.gpu;
-        let largest = gpu.limits.max_storage_buffer_binding_size.min(gpu.limits.max_buffer_size);
-        // Software would take long, and its memory is the host's.
-        let bytes = if gpu.is_software() { SMALL_BYTES } else { LARGE_BYTES }.min(largest / 4 * 4);
-        let from = gpu.buffer("bandwidth", bytes)?;
-        let to = gpu.buffer("bandwidth", bytes)?;
-        let seconds = |copies: u64| -> Result<f64> {
-            let mut encoder = gpu.device.create_command_encoder(&Default::default());
-            for _ in 0..copies {
-                encoder.copy_buffer_to_buffer(&from, 0, &to, 0, bytes);
-            }
-            let start = Instant::now();
-            gpu.run(Some(encoder.finish()))?;
-            Ok(start.elapsed().as_secs_f64())
-        };
-        seconds(1)?;
-        // What a submission takes beside the copies is in both.
-        let (few, many) = (seconds(1)?, seconds(1 + BANDWIDTH_COPIES)?);
-        // Every byte is read and written.
-        Ok((2 * BANDWIDTH_COPIES * bytes) as f64 / (many - few).max(1e-9))
+        bandwidth::measure(&self.gpu)
     }
 
     fn available_memory(&self) -> Option<u64> {

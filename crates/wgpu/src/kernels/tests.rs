@@ -112,9 +112,6 @@ fn modules() -> impl Iterator<Item = (Kernel, naga::Module, ModuleInfo)> {
 }
 
 fn validated(kernel: Kernel, activations: Activations) -> (naga::Module, ModuleInfo) {
-    let source = kernel.source(activations);
-    let module = naga::front::wgsl::parse_str(&source)
-        .unwrap_or_else(|e| panic!("{kernel:?}: {}", e.emit_to_string(&source)));
     let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     if is_cooperative(kernel) {
         capabilities |= Capabilities::COOPERATIVE_MATRIX | Capabilities::SUBGROUP;
@@ -122,35 +119,52 @@ fn validated(kernel: Kernel, activations: Activations) -> (naga::Module, ModuleI
     if is_cooperative(kernel) || matches!(kernel, Kernel::Halves(_)) {
         capabilities |= Capabilities::SHADER_FLOAT16;
     }
+    parsed(&format!("{kernel:?}"), &kernel.source(activations), capabilities)
+}
+
+fn parsed(what: &str, source: &str, capabilities: Capabilities) -> (naga::Module, ModuleInfo) {
+    let module = naga::front::wgsl::parse_str(source)
+        .unwrap_or_else(|e| panic!("{what}: {}", e.emit_to_string(source)));
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     let info = validator
         .validate(&module)
-        .unwrap_or_else(|e| panic!("{kernel:?}: {}", e.emit_to_string(&source)));
+        .unwrap_or_else(|e| panic!("{what}: {}", e.emit_to_string(source)));
     (module, info)
 }
 
+fn translate_to_spirv(what: &str, module: &naga::Module, info: &ModuleInfo) {
+    spv::write_vec(module, info, &spv::Options::default(), None)
+        .unwrap_or_else(|e| panic!("{what}: SPIR-V: {e}"));
+}
+
 /// No adapter at hand has Metal or DX12: their texts are written, at least.
+fn translate_to_msl_and_hlsl(what: &str, module: &naga::Module, info: &ModuleInfo) {
+    let pipeline = msl::PipelineOptions::default();
+    let lang_version = (2, 4);
+    let options = msl::Options { lang_version, fake_missing_bindings: true, ..Default::default() };
+    msl::write_string(module, info, &options, &pipeline)
+        .unwrap_or_else(|e| panic!("{what}: MSL: {e}"));
+    let options = hlsl::Options { fake_missing_bindings: true, ..Default::default() };
+    let pipeline = hlsl::PipelineOptions::default();
+    hlsl::Writer::new(&mut String::new(), &options, &pipeline)
+        .write(module, info, None)
+        .unwrap_or_else(|e| panic!("{what}: HLSL: {e}"));
+}
+
 #[test]
 fn every_kernel_becomes_spirv_msl_and_hlsl() {
     for (kernel, module, info) in modules() {
-        spv::write_vec(&module, &info, &spv::Options::default(), None)
-            .unwrap_or_else(|e| panic!("{kernel:?}: SPIR-V: {e}"));
+        let what = format!("{kernel:?}");
+        translate_to_spirv(&what, &module, &info);
         // Metal's matrices are 8 x 8, and HLSL has none.
-        if is_cooperative(kernel) {
-            continue;
+        if !is_cooperative(kernel) {
+            translate_to_msl_and_hlsl(&what, &module, &info);
         }
-        let pipeline = msl::PipelineOptions::default();
-        let lang_version = (2, 4);
-        let options =
-            msl::Options { lang_version, fake_missing_bindings: true, ..Default::default() };
-        msl::write_string(&module, &info, &options, &pipeline)
-            .unwrap_or_else(|e| panic!("{kernel:?}: MSL: {e}"));
-        let options = hlsl::Options { fake_missing_bindings: true, ..Default::default() };
-        let pipeline = hlsl::PipelineOptions::default();
-        hlsl::Writer::new(&mut String::new(), &options, &pipeline)
-            .write(&module, &info, None)
-            .unwrap_or_else(|e| panic!("{kernel:?}: HLSL: {e}"));
     }
+    let source = include_str!("../../shaders/bandwidth.wgsl");
+    let (module, info) = parsed("bandwidth", source, Capabilities::empty());
+    translate_to_spirv("bandwidth", &module, &info);
+    translate_to_msl_and_hlsl("bandwidth", &module, &info);
 }
 
 /// The least that WebGPU guarantees, which opening an adapter asks for.
