@@ -138,7 +138,8 @@ fn measure(
     };
     let (prompt, generate) = if kind == "pp" { (count, 0) } else { (0, count) };
     let (depth, threads, repetitions) = (args.depth, Some(args.threads), 1);
-    let run = Run { model, prompt, generate, depth, threads, repetitions, is_on_gpu: false };
+    let (sequences, is_on_gpu) = (1, false);
+    let run = Run { model, prompt, generate, sequences, depth, threads, repetitions, is_on_gpu };
     for _ in 0..args.pairs.get() {
         let row = run_ours(binary, &run)?;
         let number = |name: &str| row[name].as_f64().with_context(|| format!("no `{name}`"));

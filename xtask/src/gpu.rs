@@ -1,5 +1,5 @@
 //! `cargo xtask gpu`: bodkin on an NVIDIA device, with model files as `synth` makes them. Appends
-//! rows to `benches/results/h200.jsonl` and rewrites the table of docs/performance.md from them.
+//! rows to `benches/results/gpu.jsonl` and rewrites the table of docs/performance.md from them.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ use crate::compare::{append, commit, median, release_binary};
 use crate::peer::{Peer, Run};
 use crate::results::{newest, number, replace, text};
 
-const RESULTS: &str = "benches/results/h200.jsonl";
+const RESULTS: &str = "benches/results/gpu.jsonl";
 
 /// Measurements of each test.
 const REPETITIONS: usize = 5;
@@ -38,10 +38,11 @@ pub(crate) struct Args {
     /// The commit that the binary was built from [default: that of the checkout]
     #[arg(long)]
     commit: Option<String>,
-    /// A folder with `llama-bench` of llama.cpp, which runs each test after bodkin
+    /// A folder with `llama-bench` and `llama-batched-bench` of llama.cpp, which run each test
+    /// after bodkin
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
-    /// Where rows are appended [default: benches/results/h200.jsonl]
+    /// Where rows are appended [default: benches/results/gpu.jsonl]
     #[arg(long)]
     output: Option<PathBuf>,
 }
@@ -86,14 +87,13 @@ fn measure(root: &Path, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Runs the test of a row with the peer, unless it is of several sequences, which it cannot run.
+/// Runs the test of a row with the peer.
 fn add_peer(root: &Path, peer: &Peer, model: &Path, row: &mut Value) -> Result<()> {
-    let test = text(row, "test");
-    let (test, depth) = test.split_once(" @ d").unwrap_or((test, "0"));
-    let Ok(count) = test[2..].parse() else { return Ok(()) };
-    let (prompt, generate) = if test.starts_with("pp") { (count, 0) } else { (0, count) };
-    let (depth, threads, repetitions) = (depth.parse()?, None, REPETITIONS);
-    let run = Run { model, prompt, generate, depth, threads, repetitions, is_on_gpu: true };
+    let test = Test::parse(text(row, "test"))?;
+    let Test { prompt, generate, sequences, depth } = test;
+    let (threads, repetitions) = (None, REPETITIONS);
+    let is_on_gpu = true;
+    let run = Run { model, prompt, generate, sequences, depth, threads, repetitions, is_on_gpu };
     let report = peer.run(root, &run)?;
     row["peer"] = report.name.into();
     row["peer_tok_s"] = median(&report.samples).into();
@@ -101,19 +101,55 @@ fn add_peer(root: &Path, peer: &Peer, model: &Path, row: &mut Value) -> Result<(
     Ok(())
 }
 
-/// Replaces the table by the newest row of each shape, format and test: a line for each
-/// model.
+/// What the name of a test of `bodkin bench` says.
+#[derive(Debug, PartialEq)]
+struct Test {
+    prompt: usize,
+    generate: usize,
+    sequences: usize,
+    depth: usize,
+}
+
+impl Test {
+    /// From a name such as `pp512`, `tg128 x8` or `tg128 x8 @ d4096`.
+    fn parse(name: &str) -> Result<Test> {
+        let (test, depth) = name.split_once(" @ d").unwrap_or((name, "0"));
+        let (test, sequences) = test.split_once(" x").unwrap_or((test, "1"));
+        let expected = || format!("expected a test such as tg128 x8 @ d4096, found {name}");
+        let (kind, count) = test.split_at_checked(2).with_context(expected)?;
+        let count = count.parse().with_context(expected)?;
+        Ok(Test {
+            prompt: if kind == "pp" { count } else { 0 },
+            generate: if kind == "pp" { 0 } else { count },
+            sequences: sequences.parse().with_context(expected)?,
+            depth: depth.parse().with_context(expected)?,
+        })
+    }
+}
+
+/// Replaces the tables by the newest row of each device, shape, format and test: a table for each
+/// device, with a line for each model.
 fn table(document: &Path, results: &Path) -> Result<()> {
     let rows = newest(results, &["device", "shape", "format", "test"])?;
+    let devices = distinct(rows.iter().map(|row| text(row, "device").to_owned()));
+    let tables = devices.iter().map(|device| {
+        let of_device = rows.iter().filter(|row| text(row, "device") == device);
+        device_table(&of_device.collect::<Vec<_>>())
+    });
+    replace(document, "gpu", &tables.collect::<Result<Vec<_>>>()?.join("\n"))
+}
+
+/// The table of a device.
+fn device_table(rows: &[&Value]) -> Result<String> {
     let tests = distinct(rows.iter().map(|row| text(row, "test").to_owned()));
-    let models = distinct(rows.iter().map(model));
+    let models = distinct(rows.iter().map(|row| model(row)));
     let mut table = format!("| tokens a second | {} |\n", tests.join(" | "));
     writeln!(table, "| --- |{}", " ---: |".repeat(tests.len()))?;
     for name in &models {
         write!(table, "| {name} |")?;
         for test in &tests {
             let row = rows.iter().find(|row| model(row) == *name && text(row, "test") == *test);
-            write!(table, " {} |", row.map_or("-".to_owned(), cell))?;
+            write!(table, " {} |", row.map_or("-".to_owned(), |row| cell(row)))?;
         }
         writeln!(table)?;
     }
@@ -127,7 +163,7 @@ fn table(document: &Path, results: &Path) -> Result<()> {
             rows.iter().map(|row| text(row, "peer")).rfind(|peer| *peer != "?").unwrap_or("a peer")
         )?;
     }
-    replace(document, "gpu", &table)
+    Ok(table)
 }
 
 /// Each name once, in the order of their first places.
@@ -181,4 +217,19 @@ fn query(property: &str) -> Option<String> {
         .ok()?;
     let text = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
     Some(text.lines().next()?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_tests_are_parsed() {
+        let parsed = Test::parse("tg128 x8 @ d4096").unwrap();
+        assert_eq!(parsed, Test { prompt: 0, generate: 128, sequences: 8, depth: 4096 });
+        let parsed = Test::parse("pp512").unwrap();
+        assert_eq!(parsed, Test { prompt: 512, generate: 0, sequences: 1, depth: 0 });
+        assert!(Test::parse("p").is_err());
+        assert!(Test::parse("tg128 kv q8_0").is_err());
+    }
 }

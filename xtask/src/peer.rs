@@ -24,7 +24,9 @@ pub(crate) struct Run<'a> {
     pub(crate) prompt: usize,
     /// Tokens to generate, or none.
     pub(crate) generate: usize,
-    /// Tokens in the context before.
+    /// Sequences that do so at the same time.
+    pub(crate) sequences: usize,
+    /// Tokens in the context of each before.
     pub(crate) depth: usize,
     pub(crate) threads: Option<usize>,
     /// Measurements, after one that does not count.
@@ -61,7 +63,14 @@ impl Peer {
     /// Runs a test once.
     pub(crate) fn run(&self, root: &Path, run: &Run<'_>) -> Result<Report> {
         match self {
+            Peer::Folder(folder) if run.sequences > 1 => batched(folder, run),
             Peer::Package { python } => {
+                ensure!(
+                    run.sequences == 1,
+                    "{PACKAGE}: expected one sequence, as it has no \
+                    llama-batched-bench, found {}",
+                    run.sequences
+                );
                 let mut command = Command::new(python);
                 command.arg(root.join("benches/peer/llama_cpp_bench.py")).arg(run.model);
                 command.args(["--prompt", &run.prompt.to_string()]);
@@ -114,6 +123,33 @@ impl Peer {
         command.arg(root.join("benches/peer/system_info.py")).arg(folder);
         Ok(vector_sets(&String::from_utf8(stdout(command)?)?))
     }
+}
+
+/// Tokens a second of all sequences of a run, by `llama-batched-bench`.
+fn batched(folder: &Path, run: &Run<'_>) -> Result<Report> {
+    ensure!(run.prompt == 0, "expected a test of decode for several sequences");
+    // It cannot begin with an empty context.
+    let depth = run.depth.max(1);
+    let sequences = vec![run.sequences.to_string(); run.repetitions].join(",");
+    let cells = run.sequences * (depth + run.generate);
+    let mut command = Command::new(folder.join("llama-batched-bench"));
+    command.arg("--model").arg(run.model).args(["--output-format", "jsonl"]);
+    command.args(["-npp", &depth.to_string(), "-ntg", &run.generate.to_string()]);
+    command.args(["-npl", &sequences, "-c", &cells.to_string()]);
+    if let Some(threads) = run.threads {
+        command.args(["-t", &threads.to_string()]);
+    }
+    if run.is_on_gpu {
+        command.args(["-ngl", "99", "-fa", "on"]);
+    }
+    let text = String::from_utf8(stdout(command)?)?;
+    let mut samples = Vec::new();
+    for line in text.lines().filter(|line| line.starts_with('{')) {
+        let row: Value = serde_json::from_str(line)?;
+        samples.push(row["speed_tg"].as_f64().context("llama-batched-bench: no speed_tg")?);
+    }
+    ensure!(samples.len() == run.repetitions, "llama-batched-bench: {} rows", samples.len());
+    Ok(Report { samples, name: project(folder) })
 }
 
 /// A virtual environment with the package, built for this machine; it takes minutes the first

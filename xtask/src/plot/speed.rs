@@ -58,7 +58,7 @@ struct Test {
 pub(super) fn run(root: &Path) -> Result<()> {
     let results = root.join("benches/results");
     let cpu = newest(&results.join("cpu.jsonl"), &KEYS)?;
-    let gpu = newest(&results.join("h200.jsonl"), &["device", "shape", "format", "test"])?;
+    let gpu = newest(&results.join("gpu.jsonl"), &["device", "shape", "format", "test"])?;
     let entries = entries(&cpu, &gpu)?;
     std::fs::write(root.join(OUT), draw(&entries)?)?;
     replace(&root.join("README.md"), "plot speed", &table(&entries)?)?;
