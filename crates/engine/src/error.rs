@@ -62,6 +62,15 @@ pub enum Error {
         /// The longest that is tokenized.
         limit: usize,
     },
+    /// Looking for the special tokens of a text would take too long.
+    #[error(
+        "text of {bytes} bytes with too many different special tokens of the vocabulary in it to \
+         look for: expected fewer of them, or a shorter text"
+    )]
+    ManySpecialTokens {
+        /// Of the text.
+        bytes: usize,
+    },
     /// The prompt of a request is empty.
     #[error("the prompt has no tokens")]
     EmptyPrompt,

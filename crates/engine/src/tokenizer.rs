@@ -194,10 +194,13 @@ impl Tokenizer {
         read("add_space_prefix", &mut self.add_space_prefix)
     }
 
-    /// As [`Tokenizer::encode`], for a text from a user.
+    /// The tokens of `text`. With `add_special`, BOS and EOS (or what BERT has for them) are added
+    /// as the model wants it; with `parse_special`, control tokens that are spelled out in the text
+    /// become those tokens instead of text.
     ///
     /// # Errors
-    /// [`Error::LongText`] if the text is longer than 512 MiB.
+    /// [`Error::LongText`] if the text is longer than 512 MiB, [`Error::ManySpecialTokens`] if it
+    /// has thousands of different special tokens, and looking for them takes seconds.
     pub fn try_encode(
         &self,
         text: &str,
@@ -207,14 +210,6 @@ impl Tokenizer {
         if text.len() > MAX_TEXT_BYTES {
             return Err(Error::LongText { bytes: text.len(), limit: MAX_TEXT_BYTES });
         }
-        Ok(self.encode(text, add_special, parse_special))
-    }
-
-    /// The tokens of `text`, which must be shorter than 1 GiB. With `add_special`, BOS and EOS (or
-    /// what BERT has for them) are added as the model wants it; with `parse_special`, control
-    /// tokens that are spelled out in the text become those tokens instead of text.
-    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
-        assert!(text.len() < 1 << 30, "a text of {} bytes is too long to tokenize", text.len());
         let mut out = Vec::new();
         // BERT's models always want theirs.
         let is_word_piece = matches!(self.algorithm, Algorithm::WordPiece(_));
@@ -222,7 +217,7 @@ impl Tokenizer {
             out.extend(self.special.bos);
         }
         let mut follows_special = true;
-        for fragment in self.matcher.partition(text, &self.vocabulary, parse_special) {
+        for fragment in self.matcher.partition(text, &self.vocabulary, parse_special)? {
             match fragment {
                 Fragment::Token(id) => out.push(id),
                 Fragment::Text(ref range) => {
@@ -236,7 +231,18 @@ impl Tokenizer {
         } else if add_special && self.add_eos {
             out.extend(self.special.eos);
         }
-        out
+        Ok(out)
+    }
+
+    /// As [`Tokenizer::try_encode`], for a text that is known and not a user's.
+    ///
+    /// # Panics
+    /// Where `try_encode` fails, which it does with no text of less than 8 kB.
+    pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
+        match self.try_encode(text, add_special, parse_special) {
+            Ok(tokens) => tokens,
+            Err(error) => panic!("a text of {} bytes: {error}", text.len()),
+        }
     }
 
     /// The tokens of two texts as a cross-encoder reads them: the second has no BOS of its own, and

@@ -2,7 +2,7 @@
 //! order of a list. It must not know special tokens.
 
 use bodkin_gguf::Metadata;
-use rustc_hash::FxHashMap;
+use hashbrown::HashMap;
 
 use super::alphabet;
 use super::merge::Merger;
@@ -77,8 +77,8 @@ impl ByteLevel {
 
 /// Special tokens whose texts spell something else in the alphabet: merges may make them, though
 /// they are shown as they are.
-fn aliases(vocabulary: &Vocabulary) -> FxHashMap<Vec<u8>, u32> {
-    let mut aliases = FxHashMap::default();
+fn aliases(vocabulary: &Vocabulary) -> HashMap<Vec<u8>, u32> {
+    let mut aliases = HashMap::default();
     for &id in vocabulary.unlisted() {
         let mut bytes = Vec::new();
         if let Ok(text) = str::from_utf8(vocabulary.text(id))

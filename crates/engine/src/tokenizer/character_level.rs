@@ -3,7 +3,7 @@
 //! to tokens of bytes. It must not know special tokens.
 
 use bodkin_gguf::Metadata;
-use rustc_hash::FxHashMap;
+use hashbrown::HashMap;
 
 use super::merge::Merger;
 use super::merges::{PairTable, Symbols};
@@ -19,7 +19,7 @@ pub(super) struct CharacterLevel {
     rules: CharacterRules,
     pairs: PairTable,
     /// CharacterRules that are parts of merges and no tokens.
-    others: FxHashMap<char, u32>,
+    others: HashMap<char, u32>,
     /// The token of each byte.
     bytes: Box<[Option<u32>; 256]>,
     /// Symbols from here on are no tokens.
@@ -40,7 +40,7 @@ impl CharacterLevel {
         pre: &PreTokenizer,
         rules: CharacterRules,
     ) -> Result<CharacterLevel> {
-        let mut symbols = Symbols::new(vocabulary, FxHashMap::default());
+        let mut symbols = Symbols::new(vocabulary, HashMap::default());
         let pairs = PairTable::from_metadata(metadata, &mut symbols, split)?;
         let byte = |byte| vocabulary.find(format!("<0x{byte:02X}>").as_bytes());
         Ok(CharacterLevel {

@@ -2,7 +2,7 @@
 //! third, and in which order. It must not know how a text is cut into its first symbols.
 
 use bodkin_gguf::Metadata;
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use hashbrown::HashMap;
 
 use super::merge::Pairs;
 use super::vocabulary::{Vocabulary, vocabulary as error};
@@ -10,8 +10,11 @@ use crate::error::Result;
 
 const MERGES: &str = "tokenizer.ggml.merges";
 
+/// Known models have fewer than half a million. Each may need three symbols of its own.
+const MAX_MERGES: usize = 1 << 20;
+
 /// Rank and result by the two symbols, which make up the key.
-pub(super) struct PairTable(FxHashMap<u64, (u32, u32)>);
+pub(super) struct PairTable(HashMap<u64, (u32, u32)>);
 
 impl Pairs for PairTable {
     fn join(&self, left: u32, right: u32, _: &[u8]) -> Option<(u32, u32)> {
@@ -27,13 +30,13 @@ fn key(left: u32, right: u32) -> u64 {
 /// for a text that is part of a merge and no token.
 pub(super) struct Symbols<'a> {
     vocabulary: &'a Vocabulary,
-    others: FxHashMap<Vec<u8>, u32>,
+    others: HashMap<Vec<u8>, u32>,
     next: u32,
 }
 
 impl<'a> Symbols<'a> {
     /// `others` are texts that are numbered already.
-    pub(super) fn new(vocabulary: &'a Vocabulary, others: FxHashMap<Vec<u8>, u32>) -> Symbols<'a> {
+    pub(super) fn new(vocabulary: &'a Vocabulary, others: HashMap<Vec<u8>, u32>) -> Symbols<'a> {
         Symbols { vocabulary, others, next: vocabulary.len() as u32 }
     }
 
@@ -83,11 +86,11 @@ impl PairTable {
         let Some(merges) = metadata.strings(MERGES)? else {
             return Err(error(MERGES, "an array of texts", "no such key"));
         };
-        // Each merge and each byte may need a number of its own.
-        if symbols.vocabulary.len() + 3 * merges.len() + 256 > u32::MAX as usize {
-            return Err(error(MERGES, "fewer merges", merges.len().to_string()));
+        if merges.len() > MAX_MERGES {
+            let expected = format!("at most {MAX_MERGES} merges");
+            return Err(error(MERGES, &expected, merges.len().to_string()));
         }
-        let mut pairs = FxHashMap::with_capacity_and_hasher(merges.len(), FxBuildHasher);
+        let mut pairs = HashMap::with_capacity(merges.len());
         let (mut text, mut rank, mut joined) = (Vec::new(), 0, 0);
         for merge in merges {
             text.clear();

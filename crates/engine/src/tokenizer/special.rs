@@ -5,7 +5,9 @@
 use std::ops::Range;
 
 use bodkin_gguf::Metadata;
+use hashbrown::HashMap;
 
+use super::trie::Trie;
 use super::vocabulary::{TokenType, Vocabulary};
 use crate::error::{Error, Result};
 
@@ -186,9 +188,22 @@ pub(super) enum Fragment {
     Token(u32),
 }
 
+/// A search for the special tokens of a text ends with an error beyond this much work, in bytes
+/// that are searched. A long text may have as much for each of its bytes as a short one has for all
+/// of [`TOKENS_IN_TEXT`].
+const MAX_WORK: usize = 1 << 31;
+
+/// How many different special tokens a long text may have.
+const TOKENS_IN_TEXT: usize = 64;
+
+/// The work for each fragment that is copied, in bytes that are searched.
+const FRAGMENT_WORK: usize = 32;
+
 /// A token that is looked for.
 struct SpecialPattern {
     id: u32,
+    /// The same for all tokens with one text.
+    text: u32,
     /// Only looked for when special tokens are parsed.
     only_with_parse_special: bool,
     /// Takes the white space before it.
@@ -201,6 +216,8 @@ struct SpecialPattern {
 pub(super) struct SpecialMatcher {
     /// Longest first.
     patterns: Vec<SpecialPattern>,
+    /// The texts of patterns, by their numbers.
+    texts: Trie,
 }
 
 impl SpecialMatcher {
@@ -208,52 +225,90 @@ impl SpecialMatcher {
     /// metadata: llama.cpp knows it by the names of models, and so do we.
     pub(super) fn new(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<SpecialMatcher> {
         let ids = (0..vocabulary.len() as u32).filter(|&id| vocabulary.token_type(id).is_special());
-        let mut patterns: Vec<SpecialPattern> = ids
-            .map(|id| SpecialPattern {
-                id,
-                only_with_parse_special: vocabulary.token_type(id).is_hidden(),
-                lstrip: false,
-                rstrip: false,
-            })
-            .collect();
-        patterns.sort_by_key(|pattern| std::cmp::Reverse(vocabulary.text(pattern.id).len()));
+        // Texts of tokens that are not UTF-8 cannot stand in a text.
+        let mut ids: Vec<u32> =
+            ids.filter(|&id| str::from_utf8(vocabulary.text(id)).is_ok()).collect();
+        ids.sort_by_key(|&id| std::cmp::Reverse(vocabulary.text(id).len()));
         let strips = Strips::from_metadata(metadata)?;
-        for pattern in &mut patterns {
-            let text = vocabulary.text(pattern.id);
-            pattern.lstrip = strips.lstrip == Some(text);
+        let mut patterns: Vec<SpecialPattern> = Vec::with_capacity(ids.len());
+        let mut texts: HashMap<&[u8], Seen> = HashMap::with_capacity(ids.len());
+        for id in ids {
+            let text = vocabulary.text(id);
+            let only_with_parse_special = vocabulary.token_type(id).is_hidden();
+            let number = texts.len() as u32;
+            let seen = texts.entry(text).or_insert(Seen { number, always: false, parsed: false });
+            // The first of several tokens with one text is found.
+            if seen.always || seen.parsed && only_with_parse_special {
+                continue;
+            }
+            seen.always |= !only_with_parse_special;
+            seen.parsed = true;
             let plain: [&[u8]; 3] = [b"<unk>", b"<s>", b"<|endoftext|>"];
-            pattern.rstrip = strips.rstrip && !plain.contains(&text);
+            patterns.push(SpecialPattern {
+                id,
+                text: seen.number,
+                only_with_parse_special,
+                lstrip: strips.lstrip == Some(text),
+                rstrip: strips.rstrip && !plain.contains(&text),
+            });
         }
-        Ok(SpecialMatcher { patterns })
+        let texts = texts.into_iter().map(|(text, seen)| (text, seen.number)).collect();
+        Ok(SpecialMatcher { patterns, texts: Trie::new(texts) })
     }
 
     /// Cuts a text at the special tokens in it. A longer token goes before a shorter one wherever
     /// they stand, so each is looked for in what the longer ones left.
+    ///
+    /// # Errors
+    /// [`Error::ManySpecialTokens`] if that took too long, which a text of 8 kB never does.
     pub(super) fn partition(
         &self,
         text: &str,
         vocabulary: &Vocabulary,
         parse_special: bool,
-    ) -> Vec<Fragment> {
+    ) -> Result<Vec<Fragment>> {
         let mut fragments = Vec::new();
         if text.is_empty() {
-            return fragments;
+            return Ok(fragments);
         }
         fragments.push(Fragment::Text(0..text.len()));
-        let bigrams = ByteBigrams::new(text.as_bytes());
-        for pattern in
-            self.patterns.iter().filter(|pattern| parse_special || !pattern.only_with_parse_special)
-        {
-            // Texts of tokens that are not UTF-8 cannot stand in a text.
-            if let bytes = vocabulary.text(pattern.id)
-                && bigrams.may_contain(bytes)
-                && let Ok(token) = str::from_utf8(bytes)
-            {
-                fragments = cut(text, token, pattern, fragments);
+        let is_there = self.find_texts(text.as_bytes());
+        let patterns = self.patterns.iter().filter(|pattern| {
+            is_there[pattern.text as usize] && (parse_special || !pattern.only_with_parse_special)
+        });
+        let limit = MAX_WORK.max(TOKENS_IN_TEXT * text.len());
+        let mut work = 0;
+        for pattern in patterns {
+            work += text.len() + FRAGMENT_WORK * fragments.len();
+            if work > limit {
+                return Err(Error::ManySpecialTokens { bytes: text.len() });
+            }
+            let token = str::from_utf8(vocabulary.text(pattern.id));
+            fragments = cut(text, token.unwrap_or_default(), pattern, fragments);
+        }
+        Ok(fragments)
+    }
+
+    /// Which texts of patterns, by their numbers, stand somewhere in `text`. There are thousands of
+    /// special tokens, and a search for each would take long.
+    fn find_texts(&self, text: &[u8]) -> Vec<bool> {
+        let mut is_there = vec![false; self.patterns.len()];
+        for start in 0..text.len() {
+            for (_, number) in self.texts.prefixes(&text[start..]) {
+                is_there[number as usize] = true;
             }
         }
-        fragments
+        is_there
     }
+}
+
+/// What a vocabulary has of special tokens with one text.
+struct Seen {
+    number: u32,
+    /// One is looked for in every text.
+    always: bool,
+    /// One is looked for when special tokens are parsed.
+    parsed: bool,
 }
 
 /// Which special tokens take white space.
@@ -321,33 +376,4 @@ fn cut(
 /// White space as C has it.
 fn is_space(character: char) -> bool {
     matches!(character, ' ' | '\t'..='\r')
-}
-
-/// Which pairs of neighbouring bytes a text has. There are thousands of special tokens, and most
-/// can be ruled out by this instead of a search through the whole text.
-struct ByteBigrams {
-    pairs: Vec<u64>,
-    bytes: [bool; 256],
-}
-
-impl ByteBigrams {
-    fn new(text: &[u8]) -> ByteBigrams {
-        let mut new = ByteBigrams { pairs: vec![0; 65536 / 64], bytes: [false; 256] };
-        text.iter().for_each(|&byte| new.bytes[usize::from(byte)] = true);
-        for pair in text.windows(2) {
-            let index = usize::from(pair[0]) << 8 | usize::from(pair[1]);
-            new.pairs[index / 64] |= 1 << (index % 64);
-        }
-        new
-    }
-
-    /// Whether the text may hold `token`, which it cannot if the token is empty.
-    fn may_contain(&self, token: &[u8]) -> bool {
-        let has = |pair: &[u8]| {
-            let index = usize::from(pair[0]) << 8 | usize::from(pair[1]);
-            self.pairs[index / 64] >> (index % 64) & 1 == 1
-        };
-        token.first().is_some_and(|&byte| self.bytes[usize::from(byte)])
-            && token.windows(2).all(has)
-    }
 }

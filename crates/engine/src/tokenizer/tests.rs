@@ -204,6 +204,31 @@ fn a_text_that_is_too_long_is_an_error() {
 }
 
 #[test]
+fn of_special_tokens_with_one_text_the_first_is_found() {
+    let tokens = [("a", 1), ("<x>", 3), ("<x>", 4), ("<x>", 4), ("<y>", 4), ("<y>", 3)];
+    let tokenizer = Tokenizer::from_metadata(&byte_level(&tokens, &[])).unwrap();
+    assert_eq!(tokenizer.encode("a<x><y>", false, true), [0, 1, 4]);
+    assert_eq!(tokenizer.encode("a<x><y>", false, false), [0, 2, 4]);
+}
+
+#[test]
+fn thousands_of_special_tokens_in_one_text_are_an_error() {
+    let mut state = 1_u32;
+    let text: String = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b'a' + (state >> 28) as u8)
+    })
+    .take(80_000)
+    .collect();
+    let tokens = (0..40_000).map(|i| (&text[2 * i..text.len().min(2 * i + 24)], 4));
+    let tokens: Vec<_> = tokens.collect();
+    let tokenizer = Tokenizer::from_metadata(&byte_level(&tokens, &[])).unwrap();
+    let error = tokenizer.try_encode(&text, false, false).unwrap_err().to_string();
+    assert!(error.contains("80000 bytes with too many different special tokens"), "{error}");
+    assert_eq!(tokenizer.encode(&text[..24], false, false)[0], 0);
+}
+
+#[test]
 fn contradictions_are_named() {
     let error = |metadata: &Metadata| Tokenizer::from_metadata(metadata).unwrap_err().to_string();
     let mut unknown = byte_level(&[("a", 1)], &[]);

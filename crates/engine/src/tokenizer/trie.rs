@@ -17,8 +17,7 @@ struct Node {
 }
 
 /// A set of tokens, none of them empty. The number of nodes is at most the number of bytes in all
-/// tokens,
-/// and one more.
+/// tokens, and one more.
 pub(super) struct Trie {
     nodes: Vec<Node>,
 }
@@ -33,7 +32,10 @@ impl Trie {
     pub(super) fn new(mut texts: Vec<(&[u8], u32)>) -> Trie {
         // Most texts are short, so that most comparisons are of numbers.
         texts.sort_by_cached_key(|&(text, token)| (first_bytes(text), text, token));
-        let mut nodes = vec![Node { byte: 0, children: 0, first_child: 0, token: NONE }];
+        // There is room for the most that there may be, so that memory need not double.
+        let bytes: usize = texts.iter().map(|(text, _)| text.len()).sum();
+        let mut nodes = Vec::with_capacity(bytes + 1);
+        nodes.push(Node { byte: 0, children: 0, first_child: 0, token: NONE });
         // Which texts start with a node's prefix, and how long that is.
         let mut pending = VecDeque::from([(0..texts.len(), 0)]);
         let mut node = 0;
@@ -53,6 +55,7 @@ impl Trie {
             }
             node += 1;
         }
+        nodes.shrink_to_fit();
         Trie { nodes }
     }
 

@@ -5,8 +5,7 @@
 use std::hash::BuildHasher;
 
 use bodkin_gguf::{Array, Metadata, Value};
-use hashbrown::HashTable;
-use rustc_hash::FxBuildHasher;
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::alphabet;
 use crate::error::{Error, Result};
@@ -14,6 +13,14 @@ use crate::error::{Error, Result};
 const TOKENS: &str = "tokenizer.ggml.tokens";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const SCORES: &str = "tokenizer.ggml.scores";
+
+/// The longest text of a token in the metadata. At each byte of a text, some tokenizers read as
+/// many as the longest token has. Those of known models have less than 400.
+const MAX_TOKEN_BYTES: usize = 1024;
+
+/// The texts of all tokens, with 16 bytes for each, as some tokenizers hold 12 times their bytes. A
+/// million tokens of usual lengths have less.
+const MAX_VOCABULARY_BYTES: usize = 24 << 20;
 
 /// What a token is for. The numbers are those of `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +77,7 @@ pub(super) struct Vocabulary {
     table: HashTable<u32>,
     /// Tokens that no piece of text can be, because they are not spelled in the alphabet.
     unlisted: Vec<u32>,
-    hasher: FxBuildHasher,
+    hasher: DefaultHashBuilder,
 }
 
 impl Vocabulary {
@@ -86,12 +93,14 @@ impl Vocabulary {
         };
         let kinds = kinds(metadata, texts.len())?;
         let length: usize = texts.iter().map(|text| text.len() + 16).sum();
-        if u32::try_from(length).is_err() {
-            return Err(vocabulary(
-                TOKENS,
-                "texts of less than 4.29 GB",
-                format!("{length} bytes"),
-            ));
+        if length > MAX_VOCABULARY_BYTES {
+            let expected = format!("texts of at most {MAX_VOCABULARY_BYTES} bytes in all");
+            return Err(vocabulary(TOKENS, &expected, format!("{length} bytes")));
+        }
+        let longest = texts.iter().map(|text| text.len()).max().unwrap_or(0);
+        if longest > MAX_TOKEN_BYTES {
+            let expected = format!("tokens of at most {MAX_TOKEN_BYTES} bytes");
+            return Err(vocabulary(TOKENS, &expected, format!("{longest} bytes")));
         }
         let mut new = Vocabulary {
             bytes: Vec::with_capacity(length),
@@ -99,7 +108,7 @@ impl Vocabulary {
             kinds,
             table: HashTable::with_capacity(texts.len()),
             unlisted: Vec::new(),
-            hasher: FxBuildHasher,
+            hasher: DefaultHashBuilder::default(),
         };
         for text in texts {
             new.push(text, spelling);
@@ -125,7 +134,7 @@ impl Vocabulary {
             self.unlisted.push(id);
             return;
         }
-        let (bytes, ends, hasher) = (&self.bytes, &self.ends, self.hasher);
+        let (bytes, ends, hasher) = (&self.bytes, &self.ends, &self.hasher);
         let text = &bytes[start..];
         let is_same = |&other: &u32| slice(bytes, ends, other) == text;
         let hash_of = |&other: &u32| hasher.hash_one(slice(bytes, ends, other));
