@@ -5,8 +5,9 @@ use regex_automata::nfa::thompson::WhichCaptures;
 
 use crate::error::{Error, Result};
 
-/// The largest compiled pattern: a hundred times what a list of layers and tensors takes.
-const MAX_BYTES: usize = 128 << 10;
+/// The largest compiled pattern: fifty times what a list of layers and tensors takes. A file with
+/// the most rules, each with the largest pattern, takes a second to compile.
+const MAX_BYTES: usize = 64 << 10;
 
 /// A regular expression over names of tensors, such as `ffn_(up|gate)` or `blk\.[0-3]\.`.
 #[derive(Clone, Debug)]

@@ -64,12 +64,23 @@ fn strings(count: usize, text: &str) -> Value {
     Value::Array(Array::String(vec![text.as_bytes().into(); count]))
 }
 
+/// Texts that are hashed to the same number by multiplication with constants (rustc-hash 2).
+fn equal_hashes() -> Value {
+    let first = 0x243f_6a88_85a3_08d3_u64.to_le_bytes();
+    let texts = (0..100_000_u64).map(|number| [first, number.to_le_bytes()].concat().into());
+    Value::Array(Array::String(texts.collect()))
+}
+
 /// Changes of a model's metadata, with names.
 fn metadata() -> Vec<(&'static str, Change)> {
     vec![
         ("a million equal tokens", set("tokenizer.ggml.tokens", strings(1_000_000, "a"))),
         ("no token", set("tokenizer.ggml.tokens", strings(0, ""))),
         ("four million texts", set("texts", strings(4_000_000, ""))),
+        ("a long token", set("tokenizer.ggml.tokens", strings(1, &"a".repeat(1025)))),
+        ("long tokens", set("tokenizer.ggml.tokens", strings(30_000, &"a".repeat(1000)))),
+        ("two million merges", set("tokenizer.ggml.merges", strings(2_000_000, "a b"))),
+        ("tokens with one hash", set("tokenizer.ggml.tokens", equal_hashes())),
         (
             "tokens that are numbers",
             set("tokenizer.ggml.tokens", Value::Array(Array::U8(vec![1; 384]))),
@@ -150,7 +161,7 @@ fn surgery_files_end_with_one_line() {
         ),
         ("a huge class", format!("{rule}tensors = '{}'", r"\pL{999}".repeat(1000)).into()),
         ("alternatives", format!("{rule}tensors = '{}zzz'", "(a|b)*zzz|".repeat(50_000)).into()),
-        ("large classes", format!("{rule}tensors = '\\w{{5}}zzz'\n").repeat(1000).into()),
+        ("large classes", format!("{rule}tensors = '\\w{{2}}zzz'\n").repeat(1000).into()),
         ("many rules", format!("{rule}tensors = 'q'\n").repeat(1001).into()),
         ("NaN", b"[[rule]]\nmethod = 'magnitude'\nsparsity = nan\n".to_vec()),
         ("infinity", b"[[rule]]\nmethod = 'magnitude'\nsparsity = inf\n".to_vec()),
