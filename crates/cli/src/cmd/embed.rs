@@ -186,7 +186,7 @@ fn open(
     }
     let _ = stop;
     Ok(match args.output {
-        Kind::Json => Box::new(JsonLines::open(target, args.resume)?),
+        Kind::Json => Box::new(JsonLines::open(target, args.resume, dimension)?),
         Kind::Npy => Box::new(Npy::open(target, args.resume, dimension)?),
         #[cfg(feature = "flight")]
         Kind::Arrow => Box::new(arrow::ArrowFile::open(target, args.resume, dimension, None)?),
@@ -249,7 +249,16 @@ impl Run {
             }
         }
         bar.finish_and_clear();
-        ensure!(number > 0 || self.stop.load(Relaxed), "expected a text, found none");
+        if self.stop.load(Relaxed) {
+            return Ok(());
+        }
+        ensure!(number > 0, "expected a text, found none");
+        let resumed = self.output.resumed();
+        ensure!(
+            resumed <= number,
+            "--resume: expected the rows of an interrupted run of these {number} texts, found \
+             {resumed}"
+        );
         Ok(())
     }
 
@@ -260,7 +269,7 @@ impl Run {
             let Some(row) = rows.next() else { break };
             let row = row?;
             if !self.output.has(*number, &row)? {
-                bytes += row.text.len();
+                bytes += row.bytes();
                 window.tokens.push(self.tokenize(*number, &row.text)?);
                 window.rows.push((*number, row));
             }

@@ -231,6 +231,15 @@ fn interrupted_output_goes_on() {
         let error = failure(&place.run(&resumed));
         assert!(error.contains("nothing to resume: out.partial does not exist"), "{error}");
     }
+    std::fs::write(place.path("texts.txt"), "a\n").unwrap();
+    std::fs::write(place.path("x.partial"), "x\n").unwrap();
+    let resume = ["embed", &bert, "-f", "texts.txt", "--resume", "-o", "x"];
+    let error = failure(&place.run(&resume));
+    assert!(error.contains("expected a JSON object with an embedding of"), "{error}");
+    let line = place.text(&["embed", &bert, "a"]);
+    std::fs::write(place.path("x.partial"), line.repeat(3)).unwrap();
+    let error = failure(&place.run(&resume));
+    assert!(error.contains("of these 1 texts, found 3"), "{error}");
     std::fs::write(place.path("texts.txt"), "a\n\n").unwrap();
     let out = place.run(&["embed", &bert, "-f", "texts.txt", "-o", "short"]);
     let told = String::from_utf8_lossy(&out.stderr).into_owned();

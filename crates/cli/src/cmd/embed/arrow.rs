@@ -72,6 +72,10 @@ impl Output for ArrowFile {
         Ok(number < self.first)
     }
 
+    fn resumed(&self) -> u64 {
+        self.first
+    }
+
     fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
         Ok(self.builder.push(arrow_row(number, row, vector))?)
     }
@@ -110,7 +114,7 @@ impl Output for ArrowFile {
     fn stop(mut self: Box<Self>) -> Option<String> {
         // The error that ended the run is the one to tell.
         let _ = self.flush();
-        self.target.kept(self.rows)
+        self.target.kept(self.first, self.rows)
     }
 }
 
@@ -148,6 +152,11 @@ impl StoreOutput {
 impl Output for StoreOutput {
     fn has(&mut self, number: u64, row: &Row) -> Result<bool> {
         Ok(self.upload.has(number, &row.text, row.columns.as_ref())?)
+    }
+
+    fn resumed(&self) -> u64 {
+        // The store says of each row whether it has it.
+        0
     }
 
     fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::rows::Row;
@@ -17,6 +17,9 @@ use crate::text::count;
 pub(super) trait Output {
     /// Whether an interrupted run has this row already.
     fn has(&mut self, number: u64, row: &Row) -> Result<bool>;
+
+    /// How many rows from the first on an interrupted run has left.
+    fn resumed(&self) -> u64;
 
     /// Takes the next row.
     fn push(&mut self, number: u64, row: &Row, tokens: usize, vector: &[f32]) -> Result<()>;
@@ -93,9 +96,9 @@ impl Target {
         fs::rename(partial, path).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// What to say of an incomplete file.
-    pub(super) fn kept(&self, rows: u64) -> Option<String> {
-        let partial = self.partial.as_ref()?;
+    /// What to say of an incomplete file of `rows`, of which an earlier run wrote the `first`.
+    pub(super) fn kept(&self, first: u64, rows: u64) -> Option<String> {
+        let partial = self.partial.as_ref().filter(|_| rows > first)?;
         let rows = count(usize::try_from(rows).unwrap_or(usize::MAX), "row");
         Some(format!("{} has {rows}; --resume goes on from there", partial.display()))
     }
@@ -122,7 +125,7 @@ struct Line<'a> {
 }
 
 impl JsonLines {
-    pub(super) fn open(target: Target, resume: bool) -> Result<JsonLines> {
+    pub(super) fn open(target: Target, resume: bool, dimension: usize) -> Result<JsonLines> {
         let mut first = 0;
         let out: Box<dyn Write> = match target.path {
             None => {
@@ -132,7 +135,7 @@ impl JsonLines {
             Some(_) => {
                 let mut file = target.open(resume)?;
                 if resume {
-                    first = whole_lines(&mut file).with_context(|| target.failed())?;
+                    first = whole_lines(&mut file, dimension, &target.name())?;
                 }
                 Box::new(file)
             }
@@ -152,6 +155,10 @@ impl JsonLines {
 impl Output for JsonLines {
     fn has(&mut self, number: u64, _row: &Row) -> Result<bool> {
         Ok(number < self.first)
+    }
+
+    fn resumed(&self) -> u64 {
+        self.first
     }
 
     fn push(&mut self, number: u64, row: &Row, tokens: usize, vector: &[f32]) -> Result<()> {
@@ -185,12 +192,19 @@ impl Output for JsonLines {
     fn stop(mut self: Box<Self>) -> Option<String> {
         // The error that ended the run is the one to tell.
         let _ = self.flush();
-        self.target.kept(self.rows)
+        self.target.kept(self.first, self.rows)
     }
 }
 
-/// Counts the whole lines of a file and cuts off the rest.
-fn whole_lines(file: &mut File) -> std::io::Result<u64> {
+/// What is checked of a line that an interrupted run has left.
+#[derive(Deserialize)]
+struct KeptLine {
+    embedding: Vec<f32>,
+}
+
+/// Counts the whole lines of a file and cuts off the rest. Each must have an embedding of this
+/// dimension.
+fn whole_lines(file: &mut File, dimension: usize, name: &str) -> Result<u64> {
     let mut reader = BufReader::new(&mut *file);
     let (mut lines, mut end) = (0, 0);
     let mut line = Vec::new();
@@ -201,6 +215,12 @@ fn whole_lines(file: &mut File) -> std::io::Result<u64> {
             break;
         }
         lines += 1;
+        let kept: Option<KeptLine> = serde_json::from_slice(&line).ok();
+        ensure!(
+            kept.is_some_and(|kept| kept.embedding.len() == dimension),
+            "{name}: expected a JSON object with an embedding of {dimension} numbers in line \
+             {lines}; it is not of such a run"
+        );
         end += read as u64;
     }
     file.set_len(end)?;
@@ -254,6 +274,10 @@ impl Output for Npy {
         Ok(number < self.first)
     }
 
+    fn resumed(&self) -> u64 {
+        self.first
+    }
+
     fn push(&mut self, _number: u64, _row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
         self.rows += 1;
         let written = vector.iter().try_for_each(|x| self.out.write_all(&x.to_le_bytes()));
@@ -278,6 +302,6 @@ impl Output for Npy {
     fn stop(mut self: Box<Self>) -> Option<String> {
         // The error that ended the run is the one to tell.
         let _ = self.out.flush();
-        self.target.kept(self.rows)
+        self.target.kept(self.first, self.rows)
     }
 }

@@ -26,6 +26,26 @@ pub(super) struct Row {
     pub(super) columns: Option<Map<String, Value>>,
 }
 
+impl Row {
+    /// Bytes of memory that it takes, nearly.
+    pub(super) fn bytes(&self) -> usize {
+        // A value and a place in the map, both of which have room for more.
+        const ENTRY: usize = 128;
+        let column = |(name, value): (&String, &Value)| {
+            let nested = value.is_array() || value.is_object();
+            let value = match value {
+                Value::String(text) => text.len(),
+                // As long as the text of it would be, and several times that in memory.
+                other if nested => 16 * other.to_string().len(),
+                _ => 0,
+            };
+            ENTRY + name.len() + value
+        };
+        let columns = self.columns.iter().flatten().map(column);
+        self.text.len() + columns.sum::<usize>()
+    }
+}
+
 /// How a file holds rows.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
