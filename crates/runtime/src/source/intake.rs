@@ -137,6 +137,17 @@ pub(crate) struct Staged {
     pub(crate) path: PathBuf,
 }
 
+/// Opens a file of a store. A pipe is an error, as reading it would wait for a writer.
+pub(super) fn open_stored(path: &Path) -> Result<File> {
+    let shown = path.display().to_string();
+    let metadata = fs::metadata(path).map_err(Error::io(&shown))?;
+    if !metadata.is_file() {
+        let found = bodkin_gguf::kind_of_file(metadata.file_type());
+        return Err(Error::mismatch(shown, "a file", found));
+    }
+    File::open(path).map_err(Error::io(shown))
+}
+
 /// Fails unless the file at `path` has this size, and this SHA-256 if `check` includes it.
 pub(crate) fn verify_file(
     path: &Path,
@@ -149,7 +160,7 @@ pub(crate) fn verify_file(
     let metadata = fs::metadata(path).map_err(Error::io(&shown))?;
     expect_bytes(&shown, bytes, metadata.len())?;
     if check == Check::Hash {
-        let mut file = File::open(path).map_err(Error::io(&shown))?;
+        let mut file = open_stored(path)?;
         let mut found = Sha256::new();
         let what = path.file_name().unwrap_or_default().to_string_lossy();
         hash(&mut file, &mut found, &shown, &what, bytes, reporter)?;
@@ -217,4 +228,19 @@ fn hash(
 
 fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(unix)]
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipe_in_a_store_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("latest");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let error = open_stored(&path).unwrap_err().to_string();
+        assert!(error.contains("expected a file, found a named pipe"), "{error}");
+    }
 }

@@ -2,13 +2,13 @@
 //! parameters, stop texts and a system prompt. Ollama keeps these in layers; known names have them
 //! too.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::PathBuf;
 
 use bodkin_engine::SamplerOptions;
 use serde::{Deserialize, Serialize};
 
+use super::intake::open_stored;
 use crate::error::{Error, Result};
 
 /// The kinds of layer that are used. The template serves people only: the file's own chat template
@@ -36,7 +36,7 @@ impl Layer {
     /// If it cannot be read, is too large or not UTF-8.
     pub fn text(&self) -> Result<String> {
         let shown = self.path.display().to_string();
-        let file = File::open(&self.path).map_err(Error::io(&shown))?;
+        let file = open_stored(&self.path)?;
         let mut text = String::new();
         match file.take(LAYER_BYTES_MAX + 1).read_to_string(&mut text) {
             Ok(bytes) if bytes as u64 <= LAYER_BYTES_MAX => Ok(text),

@@ -3,14 +3,14 @@
 //! before it becomes a path. This module must not know what the layers beside the model mean.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use super::download::address;
-use super::intake::{Check, is_sha256, plausible_bytes, verify_file};
+use super::intake::{Check, is_sha256, open_stored, plausible_bytes, verify_file};
 use super::layers::Layer;
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
@@ -262,7 +262,7 @@ impl Store {
     fn read(&self, name: &Name, path: &Path) -> Result<Stored> {
         let shown = path.display().to_string();
         let mut text = Vec::new();
-        let file = File::open(path).map_err(Error::io(&shown))?;
+        let file = open_stored(path)?;
         file.take(MANIFEST_BYTES_MAX).read_to_end(&mut text).map_err(Error::io(&shown))?;
         let Manifest { model, layers } = Manifest::parse(&text, &shown)?;
         let layers = layers.into_iter().map(|LayerDigest { kind, digest, bytes }| {
