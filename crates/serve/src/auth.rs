@@ -1,7 +1,9 @@
 //! API keys: who may call the server, and how much.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -17,6 +19,9 @@ const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// The hash of a key. Hashes are compared in constant time, whatever the lengths of the keys.
 type KeyHash = [u8; 32];
+
+/// The most bytes of a file of keys or certificates.
+const KEY_FILE_BYTES: u64 = 1 << 20;
 
 /// What a key may do in a minute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,6 +61,16 @@ fn hash(key: &str) -> KeyHash {
     Sha256::digest(key.as_bytes()).into()
 }
 
+/// The text of a file of keys or certificates, which is small; a device may have no end.
+pub(crate) fn read_key_file(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let read = File::open(path)?.take(KEY_FILE_BYTES + 1).read_to_string(&mut text)?;
+    match read as u64 {
+        ..=KEY_FILE_BYTES => Ok(text),
+        _ => Err(std::io::Error::other(format!("expected at most {KEY_FILE_BYTES} bytes"))),
+    }
+}
+
 impl ApiKeys {
     /// Reads the key file.
     ///
@@ -88,7 +103,7 @@ impl ApiKeys {
         if state.modified == Some(modified) {
             return Ok(());
         }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let text = read_key_file(path).map_err(failed)?;
         state.keys = parse_keys(&text).map_err(|error| format!("{}: {error}", path.display()))?;
         state.modified = Some(modified);
         Ok(())
@@ -238,5 +253,12 @@ mod tests {
                 .is_err()
         );
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_key_file_without_an_end_is_an_error() {
+        let error = read_key_file(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert_eq!(error, format!("expected at most {KEY_FILE_BYTES} bytes"));
     }
 }

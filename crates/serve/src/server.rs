@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 
+use crate::auth::read_key_file;
 use crate::options::{ServerOptions, Tls};
 
 /// A client that does not finish its headers in this time is disconnected.
@@ -180,10 +181,11 @@ where
 fn tls_config(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
     let failed =
         |path: &Path, reason: String| Error::Tls { path: path.display().to_string(), reason };
-    let certificates = CertificateDer::pem_file_iter(&tls.certificate)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+    let read = |path| read_key_file(path).map_err(|error| failed(path, error.to_string()));
+    let certificates = CertificateDer::pem_slice_iter(read(&tls.certificate)?.as_bytes())
+        .collect::<Result<Vec<_>, _>>()
         .map_err(|error| failed(&tls.certificate, error.to_string()))?;
-    let key = PrivateKeyDer::from_pem_file(&tls.key)
+    let key = PrivateKeyDer::from_pem_slice(read(&tls.key)?.as_bytes())
         .map_err(|error| failed(&tls.key, error.to_string()))?;
     let config = ServerConfig::builder().with_no_client_auth().with_single_cert(certificates, key);
     config.map(Arc::new).map_err(|error| failed(&tls.certificate, error.to_string()))
