@@ -136,16 +136,32 @@ fn on_disk(path: &Path) -> Result<Resolved> {
     Ok(Resolved::new(path.to_owned(), metadata.len(), "file"))
 }
 
-/// A model of the Ollama store, of the cache, or of a registry, in this order.
+/// A model of the Ollama store, of the cache, of a registry, or of the hub if the name is a known
+/// one, in this order.
 fn from_ollama(cache: &Cache<'_>, model: &str, check: Check) -> Result<Resolved> {
     let name = ollama::Name::parse(model)?;
     if let Some(found) = ollama_on_disk(cache, model, &name, check)? {
         return Ok(found);
     }
-    let remote = ollama_remote(cache, model, &name)?;
+    let remote = match ollama_remote(cache, model, &name) {
+        Ok(remote) => remote,
+        Err(error) => return from_hub_as_known(cache, model, check).unwrap_or(Err(error)),
+    };
     let fetch = |staging: &Staging<'_>| remote.fetch(staging);
     let sources: [Source; 1] = [("Ollama registry", &fetch)];
     with_layers_of(fetch_first(cache, &name.key(), None, check, &sources)?)
+}
+
+/// A model that is known to be on the hub under another name; none if it is not known or the hub
+/// does not answer.
+fn from_hub_as_known(cache: &Cache<'_>, model: &str, check: Check) -> Option<Result<Resolved>> {
+    let known = known().into_iter().find(|known| known.name == model)?;
+    let reference = hub::Reference::parse(known.source.strip_prefix("hf:")?).ok()?;
+    if hub_on_disk(cache, &reference, check).is_none() {
+        hub::Repository::open(&reference, cache.reporter).ok()?;
+        cache.reporter.note(&format!("{model}: from the Hugging Face hub, as {}", known.source));
+    }
+    Some(from_hub(cache, &reference, check))
 }
 
 /// A model of the Ollama store or of the cache, if one has it.
@@ -192,12 +208,15 @@ fn hint(cache: &Cache<'_>, model: &str) -> String {
     let names = names.chain(stored.into_iter().map(|model| model.name));
     let names =
         names.chain(cache.entries().into_iter().filter_map(|(_, entry)| Some(entry?.record.name)));
-    let distances = names.map(|name| (strsim::osa_distance(model, &name), name));
+    let lower = model.to_lowercase();
+    let distances = names.map(|name| (strsim::osa_distance(&lower, &name.to_lowercase()), name));
     match distances.min().filter(|(distance, _)| *distance <= MISSPELT_MAX) {
-        Some((0, name)) => match known().into_iter().find(|known| known.name == name) {
-            Some(known) => format!("; the Hugging Face hub has it as `{}`", known.source),
-            None => String::new(),
-        },
+        Some((_, name)) if name == model => {
+            match known().into_iter().find(|known| known.name == name) {
+                Some(known) => format!("; the Hugging Face hub has it as `{}`", known.source),
+                None => String::new(),
+            }
+        }
         Some((_, name)) => format!("; did you mean `{name}`?"),
         None => {
             let names: Vec<_> = known::ALL.iter().map(|known| known.name).collect();

@@ -71,6 +71,20 @@ fn an_address_that_is_none_and_a_proxy_are_named() {
     assert_eq!(wrong, format!("error: hub.test {reason} could not be reached\n"));
 }
 
+#[test]
+fn a_known_name_comes_from_the_hub_without_a_registry() {
+    let (place, model) = (Place::new(), models()[0].clone());
+    let hub = Hub::with("Qwen/Qwen3-8B-GGUF", &[("Qwen3-8B-Q4_K_M.gguf", model.clone())]);
+    let pulled = hub.pull(&place, "qwen3:8b");
+    let said = String::from_utf8_lossy(&pulled.stderr).into_owned();
+    assert!(pulled.status.success(), "{said}");
+    let note = "qwen3:8b: from the Hugging Face hub, as hf:Qwen/Qwen3-8B-GGUF:Q4_K_M";
+    assert!(said.contains(note), "{said}");
+    // Nothing answers any more, and the file is there.
+    let again = place.run(&["pull", "qwen3:8b"]);
+    assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
+}
+
 /// Models that differ, as different quantizations do.
 fn models() -> [Vec<u8>; 3] {
     let read = |name: &str| {
