@@ -18,6 +18,12 @@ enum Meaning {
     KvType,
     /// It has no effect, for this reason.
     Idle(Value, &'static str),
+    /// The seed if its value is a number, or else this command line's own `-s`.
+    Seed,
+    /// Layers on a GPU, of which llama.cpp also takes `all`, `-1` and `auto`.
+    GpuLayers,
+    /// It cannot be had; what to do instead.
+    Refused(&'static str),
 }
 
 /// The value of a flag without effect.
@@ -34,6 +40,11 @@ const ONE_COUNT: &str = "--threads is the number for prompts, too";
 const NO_COLOURS: &str = "answers have no colours";
 const ONE_TURN: &str = "with a prompt there is one answer, without one a chat";
 const CHAT: &str = "without a prompt this is a chat";
+const DEVICES: &str = "--device cuda:0,1 chooses the GPUs, which share the work";
+const EXPERTS: &str = "--expert-budget says how many bytes of the experts a GPU holds";
+const SAMPLERS: &str = "samplers have a fixed order";
+const SCHEDULING: &str = "the system schedules the threads";
+const ALL_LAYERS: &str = "100000";
 const ONE_ATTENTION: &str = "attention has one implementation on each device";
 
 const FLAGS: &[(&str, Meaning)] = &[
@@ -42,7 +53,46 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("-hf", Meaning::Model("hf:")),
     ("-hfr", Meaning::Model("hf:")),
     ("--hf-repo", Meaning::Model("hf:")),
-    ("-ngl", Meaning::Is("--gpu-layers")),
+    ("-ngl", Meaning::GpuLayers),
+    ("--gpu-layers", Meaning::GpuLayers),
+    ("--n-gpu-layers", Meaning::GpuLayers),
+    ("-s", Meaning::Seed),
+    ("-np", Meaning::Is("--parallel")),
+    ("-sm", Meaning::Idle(Value::One, DEVICES)),
+    ("--split-mode", Meaning::Idle(Value::One, DEVICES)),
+    ("-mg", Meaning::Idle(Value::One, DEVICES)),
+    ("--main-gpu", Meaning::Idle(Value::One, DEVICES)),
+    ("-ts", Meaning::Idle(Value::One, DEVICES)),
+    ("--tensor-split", Meaning::Idle(Value::One, DEVICES)),
+    ("-cmoe", Meaning::Refused(EXPERTS)),
+    ("--cpu-moe", Meaning::Refused(EXPERTS)),
+    ("-ncmoe", Meaning::Refused(EXPERTS)),
+    ("--n-cpu-moe", Meaning::Refused(EXPERTS)),
+    ("-ot", Meaning::Refused(EXPERTS)),
+    ("--override-tensor", Meaning::Refused(EXPERTS)),
+    ("-mu", Meaning::Refused("a model is a path, a known name, or hf:owner/repo:FILE.gguf")),
+    (
+        "--model-url",
+        Meaning::Refused("a model is a path, a known name, or hf:owner/repo:FILE.gguf"),
+    ),
+    ("-md", Meaning::Refused("there are no draft models yet")),
+    ("--model-draft", Meaning::Refused("there are no draft models yet")),
+    ("--samplers", Meaning::Idle(Value::One, SAMPLERS)),
+    ("--sampling-seq", Meaning::Idle(Value::One, SAMPLERS)),
+    ("--numa", Meaning::Idle(Value::One, SCHEDULING)),
+    ("--prio", Meaning::Idle(Value::One, SCHEDULING)),
+    ("--poll", Meaning::Idle(Value::One, SCHEDULING)),
+    ("-fit", Meaning::Idle(Value::Switch, "what fits is chosen where no flag says it")),
+    ("--fit", Meaning::Idle(Value::Switch, "what fits is chosen where no flag says it")),
+    ("-nkvo", Meaning::Idle(Value::None, "the KV cache is where its layer is computed")),
+    ("--no-kv-offload", Meaning::Idle(Value::None, "the KV cache is where its layer is computed")),
+    ("--swa-full", Meaning::Idle(Value::None, "pages outside the window are kept as they are")),
+    ("-lv", Meaning::Idle(Value::One, "--verbose prints more")),
+    ("--mmap", Meaning::Nothing),
+    ("--perf", Meaning::Nothing),
+    ("--no-escape", Meaning::Nothing),
+    ("-e", Meaning::Idle(Value::None, "the prompt is taken as it is")),
+    ("--escape", Meaning::Idle(Value::None, "the prompt is taken as it is")),
     ("-ub", Meaning::Is("--batch-size")),
     ("-dev", Meaning::Is("--device")),
     ("-sys", Meaning::Is("--system")),
@@ -81,7 +131,8 @@ const FLAGS: &[(&str, Meaning)] = &[
 ];
 
 /// The command line with these flags by their names here, and notes about those without effect.
-/// Fails with the reason if keys and values are to have two types.
+/// Fails with the reason if
+/// keys and values are to have two types, or for a flag that cannot be had.
 pub(crate) fn translate(words: impl Iterator<Item = OsString>) -> Result<Vec<OsString>, String> {
     let mut words = words.peekable();
     let (mut out, mut kv_type) = (Vec::new(), None);
@@ -118,6 +169,26 @@ pub(crate) fn translate(words: impl Iterator<Item = OsString>) -> Result<Vec<OsS
                 }
                 kv_type = Some(value);
             }
+            Meaning::Seed => {
+                let is_number =
+                    |word: &OsString| word.to_str().is_some_and(|word| word.parse::<u64>().is_ok());
+                // `bench` has a flag of this name, too.
+                let is_run = out.iter().take(2).any(|word| word == "run");
+                let is_seed = is_run && words.peek().is_some_and(is_number);
+                out.push(if is_seed { "--seed" } else { "-s" }.into());
+                out.extend(words.next());
+            }
+            Meaning::GpuLayers => {
+                let value = value.or_else(|| words.next());
+                let layers = match value.as_ref().and_then(|value| value.to_str()) {
+                    Some("auto") => continue,
+                    Some("all" | "-1") => Some(ALL_LAYERS.into()),
+                    _ => value,
+                };
+                out.push("--gpu-layers".into());
+                out.extend(layers);
+            }
+            Meaning::Refused(instead) => return Err(format!("{flag} is not supported: {instead}")),
             Meaning::Idle(takes, reason) => {
                 if value.is_none() {
                     skip(takes, &mut words);
@@ -174,9 +245,22 @@ mod tests {
             ("run x --no-warmup --no-display-prompt --no-perf -co Hello", "run x Hello"),
             ("run x --single-turn --simple-io --log-disable --no-context-shift", "run x"),
             ("run x -ctk", "run x --kv-type"),
+            ("run x -s 42 Hi", "run x --seed 42 Hi"),
+            ("run x -s Briefly Hi", "run x -s Briefly Hi"),
+            ("bench x -s 4", "bench x -s 4"),
+            ("run x -ngl all -sm layer -mg 0 -ts 1,1", "run x --gpu-layers 100000"),
+            ("run x --gpu-layers=auto --n-gpu-layers 2", "run x --gpu-layers 2"),
+            ("run x --samplers top_k --numa distribute -fit on -e", "run x"),
         ] {
             assert_eq!(translated(given), expected, "{given}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_refused_by_its_name() {
+        let words = ["run", "x", "-ncmoe", "2"];
+        let error = translate(words.into_iter().map(OsString::from)).unwrap_err();
+        assert!(error.starts_with("-ncmoe is not supported: --expert-budget"), "{error}");
     }
 
     #[test]

@@ -64,7 +64,13 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
             return expects_cpu("gpu_layers");
         }
         let gpu = match kind {
-            ("auto", "") => cuda(options, "")?,
+            ("auto", "") => match cuda(options, "") {
+                Ok(gpu) => gpu,
+                Err(error) => {
+                    reporter.note(&format!("{error}; all layers run on the CPU"));
+                    return cpu(options, reporter);
+                }
+            },
             ("cuda", ordinals) => cuda(options, ordinals)?,
             ("wgpu", number) => wgpu(options, number, reporter)?,
             _ => {

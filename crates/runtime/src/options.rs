@@ -95,12 +95,15 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The context size, if one is given.
+    /// The context size, if one is given. 0 is none, as in llama.cpp.
     ///
     /// # Errors
     /// If it is out of range.
     pub fn context(&self) -> Result<Option<usize>> {
-        self.ctx_size.map(|tokens| within("ctx_size", tokens, MAX_TOKENS)).transpose()
+        self.ctx_size
+            .filter(|&tokens| tokens > 0)
+            .map(|tokens| within("ctx_size", tokens, MAX_TOKENS))
+            .transpose()
     }
 
     /// The most tokens of one step.
