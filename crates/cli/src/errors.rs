@@ -68,9 +68,12 @@ pub(crate) fn printable_name(text: &str) -> String {
 }
 
 /// Text of a model as it may be printed: without the control characters that move the cursor,
-/// change colours or set the title. Marks of direction belong to some languages.
+/// change colours or set the title, and those that show all after them backwards. Other marks of
+/// direction belong to some languages.
 pub(crate) fn printable_text(text: &str) -> String {
-    text.replace(|c: char| c.is_control() && !"\n\t".contains(c), "\u{fffd}")
+    let is_override = |c: char| matches!(c, '\u{202d}' | '\u{202e}');
+    let is_forbidden = |c: char| c.is_control() && !"\n\t".contains(c) || is_override(c);
+    text.replace(is_forbidden, "\u{fffd}")
 }
 
 /// Whether a character changes the direction in which others are shown.
