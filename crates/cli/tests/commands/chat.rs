@@ -451,7 +451,7 @@ fn ctrl_c_during_a_prompt_gives_the_input_line_back() {
     let place = Place::new();
     for (file, text) in [("long.json", "x "), ("other.json", "y ")] {
         let messages = serde_json::json!([
-            { "role": "user", "content": text.repeat(20_000) },
+            { "role": "user", "content": text.repeat(12_000) },
             { "role": "assistant", "content": "x" },
         ]);
         fs::write(place.path(file), messages.to_string()).unwrap();
