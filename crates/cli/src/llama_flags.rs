@@ -131,8 +131,8 @@ const FLAGS: &[(&str, Meaning)] = &[
 ];
 
 /// The command line with these flags by their names here, and notes about those without effect.
-/// Fails with the reason if
-/// keys and values are to have two types, or for a flag that cannot be had.
+/// Fails with the reason if keys and values are to have two types, or for a flag that is not
+/// supported.
 pub(crate) fn translate(words: impl Iterator<Item = OsString>) -> Result<Vec<OsString>, String> {
     let mut words = words.peekable();
     let (mut out, mut kv_type) = (Vec::new(), None);
