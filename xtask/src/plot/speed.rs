@@ -66,7 +66,7 @@ pub(super) fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The models on the machine of the newest CPU row, and on the GPU.
+/// The models on the machine of the newest CPU row, and on the GPU of the newest GPU row.
 fn entries(cpu: &[Value], gpu: &[Value]) -> Result<Vec<Entry>> {
     let last = cpu.last().context("no rows of a CPU")?;
     let is_here = |row: &&Value| row["cpu"] == last["cpu"] && row["threads"] == last["threads"];
@@ -77,8 +77,11 @@ fn entries(cpu: &[Value], gpu: &[Value]) -> Result<Vec<Entry>> {
         let rows = cpu.iter().filter(is_here).filter(is_llama).filter(|row| row["file"] == file);
         entries.extend(entry(&machine, model, &rows.collect::<Vec<_>>()));
     }
+    let gpu_device = gpu.last().map(|row| &row["device"]);
     for ([shape, format], model) in GPU_MODELS {
-        let is_it = |row: &&Value| row["shape"] == shape && row["format"] == format;
+        let is_it = |row: &&Value| {
+            row["shape"] == shape && row["format"] == format && Some(&row["device"]) == gpu_device
+        };
         let rows: Vec<&Value> = gpu.iter().filter(is_it).collect();
         let device = rows.first().map_or("?", |row| text(row, "device"));
         let device = device.split_once('(').map_or(device, |(_, name)| name.trim_end_matches(')'));
