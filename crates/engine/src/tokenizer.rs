@@ -234,10 +234,10 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// As [`Tokenizer::try_encode`], for a text that is known and not a user's.
+    /// As [`Tokenizer::try_encode`], for a short text.
     ///
     /// # Panics
-    /// Where `try_encode` fails, which it does with no text of less than 8 kB.
+    /// Where `try_encode` fails, which it does with no text of less than 500 bytes.
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<u32> {
         match self.try_encode(text, add_special, parse_special) {
             Ok(tokens) => tokens,

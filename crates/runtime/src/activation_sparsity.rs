@@ -100,7 +100,7 @@ fn calibrate(
         }
         other => other?,
     };
-    let mut tokens = tokenizer.encode(TEXT, true, false);
+    let mut tokens = tokenizer.try_encode(TEXT, true, false)?;
     tokens.truncate(MAX_TOKENS.min(bodkin_engine::Pages::of(model).longest_sequence()));
     let step = model.limits().tokens;
     steps(model, &tokens, step, |_| false, Some(magnitudes), |_, _| ())

@@ -188,13 +188,12 @@ pub(super) enum Fragment {
     Token(u32),
 }
 
-/// A search for the special tokens of a text ends with an error beyond this much work, in bytes
-/// that are searched. A long text may have as much for each of its bytes as a short one has for all
-/// of [`TOKENS_IN_TEXT`].
+/// Each special token of a text is a search through the whole of it. They end with an error after
+/// this many bytes, a second or two of searching.
 const MAX_WORK: usize = 1 << 31;
 
-/// How many different special tokens a long text may have.
-const TOKENS_IN_TEXT: usize = 64;
+/// This number of searches is allowed however long the text is.
+const MIN_SEARCHES: usize = 64;
 
 /// The work for each fragment that is copied, in bytes that are searched.
 const FRAGMENT_WORK: usize = 32;
@@ -260,7 +259,8 @@ impl SpecialMatcher {
     /// they stand, so each is looked for in what the longer ones left.
     ///
     /// # Errors
-    /// [`Error::ManySpecialTokens`] if that took too long, which a text of 8 kB never does.
+    /// [`Error::ManySpecialTokens`] if that took too long, which no text of less than 500 bytes
+    /// does.
     pub(super) fn partition(
         &self,
         text: &str,
@@ -276,7 +276,7 @@ impl SpecialMatcher {
         let patterns = self.patterns.iter().filter(|pattern| {
             is_there[pattern.text as usize] && (parse_special || !pattern.only_with_parse_special)
         });
-        let limit = MAX_WORK.max(TOKENS_IN_TEXT * text.len());
+        let limit = MAX_WORK.max(MIN_SEARCHES * text.len());
         let mut work = 0;
         for pattern in patterns {
             work += text.len() + FRAGMENT_WORK * fragments.len();

@@ -33,7 +33,7 @@ pub(super) fn numbers(
     tokenizer: &Tokenizer,
     report: &mut Report,
 ) -> Result<Record> {
-    let tokens = tokenizer.encode(TEXT, true, false);
+    let tokens = tokenizer.try_encode(TEXT, true, false)?;
     ensure!(
         tokens.len() >= KEPT_ROWS,
         "expected at least {KEPT_ROWS} tokens of text, found {}",
@@ -85,7 +85,7 @@ fn compare_with_server(
     let mut agreement = Agreement::default();
     for prompt in PROMPTS {
         let theirs = server.complete(prompt, reference::TOKENS)?;
-        let ids = tokenizer.encode(prompt, true, false);
+        let ids = tokenizer.try_encode(prompt, true, false)?;
         let near_tie = args.thresholds.near_tie;
         agreement.follow(model, tokenizer, ids, &theirs, near_tie)?;
     }
@@ -118,7 +118,7 @@ pub(super) fn words(
         report.faults.extend(faults.iter().map(|fault| format!("answer to `{text}`: {fault}")));
     }
     report.answers = Some(Cases { good, all: PROMPTS.len() });
-    let text = tokenizer.encode(TEXT, true, false);
+    let text = tokenizer.try_encode(TEXT, true, false)?;
     let prompt: Vec<u32> = text.iter().copied().cycle().take(context * 3 / 4).collect();
     report.faults.extend(past_context(&engine, &prompt, context, &sampling)?);
     report.context = Some(context);
