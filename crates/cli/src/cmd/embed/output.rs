@@ -205,12 +205,13 @@ struct KeptLine {
 /// Counts the whole lines of a file and cuts off the rest. Each must have an embedding of this
 /// dimension.
 fn whole_lines(file: &mut File, dimension: usize, name: &str) -> Result<u64> {
+    let failed = || format!("cannot go on with {name}");
     let mut reader = BufReader::new(&mut *file);
     let (mut lines, mut end) = (0, 0);
     let mut line = Vec::new();
     loop {
         line.clear();
-        let read = reader.read_until(b'\n', &mut line)?;
+        let read = reader.read_until(b'\n', &mut line).with_context(failed)?;
         if line.last() != Some(&b'\n') {
             break;
         }
@@ -223,8 +224,8 @@ fn whole_lines(file: &mut File, dimension: usize, name: &str) -> Result<u64> {
         );
         end += read as u64;
     }
-    file.set_len(end)?;
-    file.seek(SeekFrom::Start(end))?;
+    file.set_len(end).with_context(failed)?;
+    file.seek(SeekFrom::Start(end)).with_context(failed)?;
     Ok(lines)
 }
 
