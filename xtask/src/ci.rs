@@ -1,20 +1,31 @@
 //! `cargo xtask ci`: everything that must pass before a change goes in, in the order in which
 //! failures are cheapest to find.
 
+use std::env;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-/// What each step is called, and the arguments of cargo.
-const STEPS: &[(&str, &str)] = &[
+/// What a step is called, and the arguments of cargo, or of this program after `xtask`.
+type Step = (&'static str, &'static str);
+
+const CHECKS: &[Step] = &[
     ("format", "fmt --all --check"),
     ("tidy", "xtask tidy"),
     ("clippy", "clippy --workspace --all-targets --all-features --quiet -- -D warnings"),
-    ("kernels", "xtask kernels --check"),
-    ("cuda", "xtask emulate"),
-    ("arm", "xtask arm"),
+];
+
+/// Two sequences of steps that run at the same time: a build of many crates ends with some that wait
+/// for each other, and leaves the other cores to the emulators.
+const EMULATED: &[Step] =
+    &[("kernels", "xtask kernels --check"), ("cuda", "xtask emulate"), ("arm", "xtask arm")];
+const COMPILED: &[Step] = &[
+    ("build", "test --workspace --all-features --quiet --no-run"),
+    ("docs", "doc --workspace --all-features --no-deps --document-private-items --quiet"),
     ("windows", "check --quiet --target x86_64-pc-windows-gnu"),
     // What needs no C compiler for it; the server and downloads need one, for cryptography.
     (
@@ -22,13 +33,13 @@ const STEPS: &[(&str, &str)] = &[
         "check --quiet --target aarch64-apple-darwin -p bodkin-cpu -p bodkin-cuda -p bodkin-wgpu \
          -p bodkin-engine -p bodkin-eval -p bodkin-convert",
     ),
-    ("tests", "test --workspace --all-features --quiet"),
-    ("docs", "doc --workspace --all-features --no-deps --document-private-items --quiet"),
 ];
 
+/// Some of the tests have a time limit, so nothing else runs meanwhile.
+const TESTS: Step = ("tests", "test --workspace --all-features --quiet");
+
 /// Tests that download several hundred megabytes of other people's packages, and need Java.
-const FULL: (&str, &str) =
-    ("systems", "test -p bodkin --all-features --quiet --test flight -- --ignored");
+const FULL: Step = ("systems", "test -p bodkin --all-features --quiet --test flight -- --ignored");
 
 /// What to run.
 #[derive(clap::Args)]
@@ -38,13 +49,33 @@ pub(crate) struct Args {
     full: bool,
 }
 
-/// Runs every step in the workspace at `root` and stops at the first that fails.
+/// Runs every step in the workspace at `root`, and begins none after one has failed.
 pub(crate) fn run(root: &Path, options: &Args) -> Result<()> {
-    for (name, args) in STEPS.iter().chain(options.full.then_some(&FULL)) {
+    let failed = AtomicBool::new(false);
+    let run_all = |steps| {
+        let result = run_each(root, steps, &failed);
+        failed.fetch_or(result.is_err(), Ordering::Relaxed);
+        result
+    };
+    run_all(CHECKS)?;
+    thread::scope(|scope| {
+        let emulated = scope.spawn(|| run_all(EMULATED));
+        let compiled = run_all(COMPILED);
+        compiled.and(emulated.join().expect("a step panicked"))
+    })?;
+    run_all(&[TESTS])?;
+    if options.full { run_all(&[FULL]) } else { Ok(()) }
+}
+
+/// Runs one step after another, until one of these or of those beside them has failed.
+fn run_each(root: &Path, steps: &[Step], failed: &AtomicBool) -> Result<()> {
+    for (name, args) in steps {
+        if failed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         println!("{name}: cargo {args}");
         let start = Instant::now();
-        let status = Command::new("cargo")
-            .args(args.split(' '))
+        let status = command(args)?
             .current_dir(root)
             .env("RUSTDOCFLAGS", "-D warnings")
             .status()
@@ -54,4 +85,22 @@ pub(crate) fn run(root: &Path, options: &Args) -> Result<()> {
         println!("{name}: ok, {seconds:.1} s");
     }
     Ok(())
+}
+
+/// Cargo, or this program, without the variables that `cargo run` set: build scripts that read them
+/// would run again, and everything that depends on their crates would be compiled again.
+fn command(args: &str) -> Result<Command> {
+    let (program, args) = match args.strip_prefix("xtask ") {
+        Some(args) => (env::current_exe()?, args),
+        None => ("cargo".into(), args),
+    };
+    let mut command = Command::new(program);
+    command.args(args.split(' '));
+    for (variable, _) in env::vars_os() {
+        let name = variable.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&variable);
+        }
+    }
+    Ok(command)
 }
