@@ -78,6 +78,13 @@ pub fn check_named(backend: &dyn Backend, is_chosen: impl Fn(&str) -> bool) -> V
     failures
 }
 
+/// Whether a case is large enough for many tiles and threads: code without tiles takes long over it.
+pub fn is_large(name: &str) -> bool {
+    const LARGE: [&str; 5] =
+        ["decoder F16", "wide decoder", "many rows", "Indexer", "value_dim: 216"];
+    LARGE.iter().any(|large| name.contains(large))
+}
+
 /// The logits of every case, by the case's name, each prompt in one step. For backends with
 /// settings that must not change a bit: threads, rewrites of the plan.
 ///
