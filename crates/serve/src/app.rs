@@ -60,7 +60,10 @@ impl App {
 
     /// The model that a request names, loaded.
     pub(crate) async fn model(&self, name: Option<&str>) -> Result<Lease> {
-        self.pool.get(name).await
+        let started = Instant::now();
+        let mut lease = self.pool.get(name).await?;
+        lease.waited = started.elapsed();
+        Ok(lease)
     }
 
     /// Starts to generate.

@@ -112,7 +112,7 @@ pub(crate) async fn ollama(
     let inputs = inputs(&mut fields, "input")?;
     let dimensions = fields.count("dimensions", 1)?;
     let truncate = fields.boolean("truncate")?.unwrap_or(true);
-    let (id, load) = (lease.id().to_owned(), lease.load_time);
+    let (id, load) = (lease.id().to_owned(), lease.waited);
     let ask = |options: &mut EmbeddingOptions| {
         options.dimensions = dimensions.or(options.dimensions);
         options.truncate = truncate;

@@ -20,6 +20,9 @@ const LARGE: usize = 2000;
 /// A body with this many bytes takes as long to parse as a number takes to form.
 const BYTES_PER_NUMBER: usize = 64;
 
+/// More values in one body, such as token ids, are refused: parsed, each takes 32 bytes and more.
+const MAX_VALUES: usize = 2 << 20;
+
 /// The fields of a request.
 #[derive(Debug)]
 pub(crate) struct Fields {
@@ -50,6 +53,11 @@ impl Fields {
 
     /// Parses a body.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Fields> {
+        if values(bytes) > MAX_VALUES {
+            let message = format!("the body has more than {MAX_VALUES} JSON values");
+            let status = StatusCode::PAYLOAD_TOO_LARGE;
+            return Err(ApiError { status, ..ApiError::bad_request(message) });
+        }
         match serde_json::from_slice(bytes) {
             Ok(Value::Object(map)) => Ok(Fields::new(String::new(), map)),
             Ok(other) => Err(ApiError::bad_request(format!(
@@ -214,6 +222,21 @@ impl Fields {
         };
         ApiError::field(&field, format!("{field}: expected {expected}, found {found}"))
     }
+}
+
+/// About how many values JSON holds: each stands after a comma or the start of an array or object.
+fn values(json: &[u8]) -> usize {
+    let (mut values, mut in_string, mut is_escaped) = (0, false, false);
+    for &byte in json {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'"' => in_string = !in_string,
+            b'\\' => is_escaped = in_string,
+            b',' | b'[' | b'{' if !in_string => values += 1,
+            _ => (),
+        }
+    }
+    values
 }
 
 /// What kind of value it is, for errors.

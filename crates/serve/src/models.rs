@@ -263,7 +263,6 @@ fn load(
     embeds: bool,
     reporter: &Reporter,
 ) -> bodkin::Result<Loaded> {
-    let started = Instant::now();
     let file = ModelFile::find(source, reporter)?;
     let mapped = Arc::clone(&file.file);
     let mut details = Details {
@@ -271,6 +270,8 @@ fn load(
         parameters: file.plan.cost().parameters,
         weight_bytes: file.plan.cost().weight_bytes,
         context: file.plan.context_length,
+        trained_context: file.plan.context_length,
+        licence: mapped.metadata().str("general.license").ok().flatten().map(str::to_owned),
         path: file.name.clone(),
         format: file.main_format(),
         is_on_gpu: false,
@@ -290,8 +291,7 @@ fn load(
         (Kind::Text(Box::new(model)), bytes)
     };
     let mapped = (!details.is_on_gpu).then_some(mapped);
-    let (load_time, experts) = (started.elapsed(), ExpertSample::default());
-    Ok(Loaded { kind, bytes, details, load_time, mapped, defaults, experts })
+    Ok(Loaded { kind, bytes, details, mapped, defaults, experts: ExpertSample::default() })
 }
 
 #[cfg(test)]

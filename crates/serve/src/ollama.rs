@@ -95,9 +95,10 @@ pub(crate) async fn show(State(app): State<SharedApp>, mut fields: Fields) -> Re
     let info = Map::from_iter([
         ("general.architecture".to_owned(), json!(architecture)),
         ("general.parameter_count".to_owned(), json!(lease.details.parameters)),
-        (format!("{architecture}.context_length"), json!(lease.details.context)),
+        (format!("{architecture}.context_length"), json!(lease.details.trained_context)),
     ]);
     Ok(Json(json!({
+        "license": lease.details.licence.as_deref().unwrap_or_default(),
         "modelfile": "",
         "parameters": "",
         "template": template.map_or("", |template| template.source()),
@@ -301,7 +302,7 @@ async fn answer(
     let mut request = lease.request(&mut options)?;
     let limit = lease.defaults.max_tokens(&mut options, &["num_predict"], 0, None)?;
     request.max_tokens = limit.filter(|&n| n > 0);
-    let load = lease.load_time;
+    let load = lease.waited;
     let (prompts, separates_reasoning, reports) = (vec![prompt], true, Reports::default());
     let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
@@ -366,10 +367,11 @@ impl LineStream {
         (finish, usage, timings): (&Finish, &Usage, &Timings),
     ) -> Value {
         let nanos = |ms: f64| (ms * 1e6) as u64;
+        let load = self.load.as_nanos() as u64;
         let mut line = self.shape.line(running.lease.id(), delta);
         let statistics = [
-            ("total_duration", nanos(timings.prompt_ms + timings.generate_ms)),
-            ("load_duration", self.load.as_nanos() as u64),
+            ("total_duration", load + nanos(timings.prompt_ms + timings.generate_ms)),
+            ("load_duration", load),
             ("prompt_eval_count", usage.prompt_tokens as u64),
             ("prompt_eval_duration", nanos(timings.prompt_ms - timings.queue_ms)),
             ("eval_count", usage.generated_tokens as u64),

@@ -29,10 +29,12 @@ fn models_of_a_list_have_a_digest() {
 /// Whatever a client sends, it gets a status, and the next one an answer.
 #[test]
 fn broken_requests_get_one_clear_error() {
-    let server = Server::start(&["--ctx-size", "256", "--max-body", "1M"]);
+    let server = Server::start(&["--ctx-size", "256", "--max-body", "8M"]);
     let path = "/v1/chat/completions";
     let deep = format!("{{\"messages\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
-    let bodies: [(&[u8], u16, &str); 12] = [
+    let many = format!("{{\"prompt\": [{}1]}}", "1,".repeat(2 << 20));
+    let quoted = format!("{{\"prompt\": 1, \"x\": \"\\\"{}\"}}", ",".repeat(3 << 20));
+    let bodies: [(&[u8], u16, &str); 14] = [
         (b"", 400, "not valid JSON"),
         (b"{", 400, "not valid JSON"),
         (b"[]", 400, "expected an object"),
@@ -44,7 +46,9 @@ fn broken_requests_get_one_clear_error() {
         (b"{\"messages\": [{\"role\": \"user\", \"content\": 1}]}", 400, "messages[0].content"),
         (b"{\"messages\": [{}], \"stop\": [1]}", 400, "messages[0].role"),
         (b"{\"model\": [1]}", 400, "model: expected a string"),
-        (&[b' '; 1_100_000], 413, "limit"),
+        (&[b' '; 8_500_000], 413, "limit"),
+        (many.as_bytes(), 413, "more than 2097152 JSON values"),
+        (quoted.as_bytes(), 400, "messages"),
     ];
     for (body, status, text) in bodies {
         let response = server.post_bytes(path, body);

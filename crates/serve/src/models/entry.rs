@@ -69,7 +69,6 @@ pub(crate) struct Loaded {
     pub(crate) bytes: u64,
     /// What people want to know of it.
     pub(crate) details: Details,
-    pub(crate) load_time: Duration,
     /// The file whose mapped weights it computes with; none on a GPU, which has copies.
     pub(super) mapped: Option<Arc<File>>,
     /// What requests start from.
@@ -91,6 +90,10 @@ pub(crate) struct Details {
     /// Bytes of its weights in the file.
     pub(crate) weight_bytes: u64,
     pub(crate) context: usize,
+    /// The context that it was trained for.
+    pub(crate) trained_context: usize,
+    /// The name of its licence, if the file has it.
+    pub(crate) licence: Option<String>,
     pub(crate) path: String,
     /// The format of most weights, such as `Q4_K`.
     pub(crate) format: &'static str,
@@ -111,6 +114,8 @@ pub(crate) struct Measured {
 pub(crate) struct Lease {
     entry: Arc<Entry>,
     loaded: Arc<Loaded>,
+    /// How long the request waited until the model was loaded.
+    pub(crate) waited: Duration,
     /// Whether the model is unloaded after this use.
     unloads: bool,
 }
@@ -281,7 +286,7 @@ impl Entry {
                 self.users.fetch_add(1, Relaxed);
                 self.unloads.store(false, Relaxed);
                 let (entry, loaded) = (Arc::clone(self), Arc::clone(loaded));
-                Some(Lease { entry, loaded, unloads: false })
+                Some(Lease { entry, loaded, waited: Duration::ZERO, unloads: false })
             }
             _ => None,
         }
