@@ -128,6 +128,7 @@ impl Template {
             },
         );
         environment.add_test("iterable", filters::is_iterable);
+        environment.add_test("divisibleby", filters::is_divisible);
         // Jinja2 has no such function and no such filters.
         environment.remove_global("debug");
         for name in ["bool", "chain", "lines", "split", "zip"] {

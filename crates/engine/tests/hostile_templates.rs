@@ -344,3 +344,12 @@ fn honest_templates_still_work() {
     let text = template.render(&json!(messages), None, true, &Map::new()).unwrap();
     assert!(text.len() > 4_000_000, "{}", text.len());
 }
+
+#[test]
+fn division_by_zero_is_named() {
+    for source in ["{{ 5 is divisibleby 0 }}", "{{ 5 is divisibleby(false) }}"] {
+        let error = render_in_time(source).unwrap_err();
+        assert!(error.contains("expected a number other than 0"), "{source}: {error}");
+    }
+    assert_eq!(render_in_time("{{ 6 is divisibleby 3 }}").unwrap(), "true");
+}

@@ -51,6 +51,14 @@ pub(super) fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
+/// `value is divisibleby number`. minijinja's panics for 0.
+pub(super) fn is_divisible(value: &Value, by: &Value) -> Result<bool, Error> {
+    if by.as_i64() == Some(0) {
+        return Err(error("divisibleby: expected a number other than 0, found 0".to_owned()));
+    }
+    Ok(minijinja::tests::is_divisibleby(value, by))
+}
+
 /// Escapes for HTML as markupsafe does, which Jinja2 uses.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::new();

@@ -58,7 +58,9 @@ impl ByteLevel {
                 out.push(id);
                 continue;
             }
-            word.iter().for_each(|&byte| merger.push(self.bytes[usize::from(byte)], 1));
+            for (at, &byte) in word.iter().enumerate() {
+                merger.push(self.bytes[usize::from(byte)], at);
+            }
             merger.run(word, &self.pairs, |symbol, text| self.emit(symbol, text, out));
         }
     }

@@ -70,11 +70,11 @@ impl CharacterLevel {
                 continue;
             }
             let mut spelled = [0; 4];
-            for character in word.chars() {
+            for (at, character) in word.char_indices() {
                 let spelled = character.encode_utf8(&mut spelled).as_bytes();
                 let symbol = vocabulary.find(spelled);
                 let symbol = symbol.or_else(|| self.others.get(&character).copied());
-                merger.push(symbol.unwrap_or(UNKNOWN), spelled.len());
+                merger.push(symbol.unwrap_or(UNKNOWN), at);
             }
             merger.run(word.as_bytes(), &self.pairs, |symbol, text| match symbol < self.tokens {
                 true => out.push(symbol),

@@ -15,13 +15,17 @@ pub(super) trait Pairs {
 
 /// No neighbour.
 const END: u32 = u32::MAX;
+/// In the place of the left neighbour of a symbol that is none any more.
+const MERGED: u32 = u32::MAX - 1;
 
+/// Its text ends where that of its right neighbour starts. Long texts have one for each character,
+/// so its size counts.
+#[derive(Clone, Copy)]
 struct Symbol {
     id: u32,
     /// Where its text starts, in bytes.
     start: u32,
-    /// How long its text is, in bytes; 0 once it is part of its left neighbour.
-    len: u32,
+    /// [`MERGED`] once it is part of its left neighbour.
     previous: u32,
     next: u32,
 }
@@ -32,9 +36,8 @@ struct Symbol {
 struct Candidate {
     rank: u32,
     left: u32,
-    right: u32,
-    /// Length of both in bytes. A symbol only ever grows, so a candidate is out of date if its
-    /// symbols are longer now.
+    /// Length of both in bytes. A symbol only ever grows, so a candidate is out of date if `left`
+    /// and its right neighbour are longer now.
     len: u32,
     id: u32,
 }
@@ -47,15 +50,19 @@ pub(super) struct Merger {
 }
 
 impl Merger {
+    /// Makes room for this many symbols, which is not more than will be pushed.
+    pub(super) fn reserve(&mut self, symbols: usize) {
+        self.symbols.reserve_exact(symbols);
+    }
+
     /// Appends the first symbols: one after the other they are the text, less than 4 GiB of it.
-    pub(super) fn push(&mut self, id: u32, len: usize) {
+    pub(super) fn push(&mut self, id: u32, start: usize) {
         let index = self.symbols.len() as u32;
-        let start = self.symbols.last().map_or(0, |last| last.start + last.len);
         if let Some(last) = self.symbols.last_mut() {
             last.next = index;
         }
         let previous = index.checked_sub(1).unwrap_or(END);
-        self.symbols.push(Symbol { id, start, len: len as u32, previous, next: END });
+        self.symbols.push(Symbol { id, start: start as u32, previous, next: END });
     }
 
     /// Merges the symbols that were pushed, calls `emit` with the id and the text of each that is
@@ -66,43 +73,54 @@ impl Merger {
         pairs: &impl Pairs,
         mut emit: impl FnMut(u32, &[u8]),
     ) {
-        for left in 1..self.symbols.len() as u32 {
-            self.consider(left - 1, left, text, pairs);
-        }
+        // A heap that is built of all at once takes less time than one that grows.
+        let mut candidates = std::mem::take(&mut self.queue).into_vec();
+        let lefts = 0..(self.symbols.len() as u32).saturating_sub(1);
+        candidates.extend(lefts.filter_map(|left| self.candidate(left, text, pairs)));
+        self.queue = candidates.into();
         while let Some(Reverse(best)) = self.queue.pop() {
-            let (left, right) = (best.left as usize, best.right as usize);
-            let (l, r) = (self.symbols[left].len, self.symbols[right].len);
-            if l == 0 || r == 0 || l + r != best.len {
+            let Symbol { start, previous, next: right, .. } = self.symbols[best.left as usize];
+            if previous == MERGED || right == END || self.end(right, text) - start != best.len {
                 continue;
             }
-            let next = self.symbols[right].next;
-            self.symbols[right].len = 0;
-            let symbol = &mut self.symbols[left];
+            let next = self.symbols[right as usize].next;
+            self.symbols[right as usize].previous = MERGED;
+            let symbol = &mut self.symbols[best.left as usize];
             symbol.id = best.id;
-            symbol.len = best.len;
             symbol.next = next;
-            let previous = symbol.previous;
             if next != END {
                 self.symbols[next as usize].previous = best.left;
-                self.consider(best.left, next, text, pairs);
+                let candidate = self.candidate(best.left, text, pairs);
+                self.queue.extend(candidate);
             }
             if previous != END {
-                self.consider(previous, best.left, text, pairs);
+                let candidate = self.candidate(previous, text, pairs);
+                self.queue.extend(candidate);
             }
         }
-        for symbol in self.symbols.drain(..).filter(|symbol| symbol.len > 0) {
-            let start = symbol.start as usize;
-            emit(symbol.id, &text[start..start + symbol.len as usize]);
+        for index in 0..self.symbols.len() as u32 {
+            let Symbol { id, start, previous, .. } = self.symbols[index as usize];
+            if previous != MERGED {
+                emit(id, &text[start as usize..self.end(index, text) as usize]);
+            }
+        }
+        self.symbols.clear();
+    }
+
+    /// Where the text of a symbol ends.
+    fn end(&self, symbol: u32, text: &[u8]) -> u32 {
+        match self.symbols[symbol as usize].next {
+            END => text.len() as u32,
+            next => self.symbols[next as usize].start,
         }
     }
 
-    fn consider(&mut self, left: u32, right: u32, text: &[u8], pairs: &impl Pairs) {
-        let (l, r) = (&self.symbols[left as usize], &self.symbols[right as usize]);
-        let (start, len) = (l.start as usize, l.len + r.len);
-        let joined = &text[start..start + len as usize];
-        if let Some((rank, id)) = pairs.join(l.id, r.id, joined) {
-            self.queue.push(Reverse(Candidate { rank, left, right, len, id }));
-        }
+    /// A symbol and its right neighbour, if they may be joined.
+    fn candidate(&self, left: u32, text: &[u8], pairs: &impl Pairs) -> Option<Reverse<Candidate>> {
+        let l = &self.symbols[left as usize];
+        let joined = &text[l.start as usize..self.end(l.next, text) as usize];
+        let (rank, id) = pairs.join(l.id, self.symbols[l.next as usize].id, joined)?;
+        Some(Reverse(Candidate { rank, left, len: joined.len() as u32, id }))
     }
 }
 
@@ -122,7 +140,7 @@ mod tests {
 
     fn merge(text: &str, list: &'static [&'static str]) -> Vec<String> {
         let mut merger = Merger::default();
-        text.bytes().for_each(|byte| merger.push(u32::from(byte), 1));
+        text.bytes().enumerate().for_each(|(at, byte)| merger.push(u32::from(byte), at));
         let mut out = Vec::new();
         merger.run(text.as_bytes(), &List(list), |_, text| {
             out.push(String::from_utf8_lossy(text).into_owned());

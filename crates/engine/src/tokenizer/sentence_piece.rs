@@ -74,10 +74,11 @@ impl SentencePiece {
             escaped.push_str(part);
         }
         let mut merger = Merger::default();
+        merger.reserve(escaped.chars().count());
         let mut buffer = [0; 4];
-        for character in escaped.chars() {
+        for (at, character) in escaped.char_indices() {
             let spelled = character.encode_utf8(&mut buffer).as_bytes();
-            merger.push(vocabulary.find(spelled).unwrap_or(NONE), spelled.len());
+            merger.push(vocabulary.find(spelled).unwrap_or(NONE), at);
         }
         let merges = Merges { vocabulary, ranks: &self.ranks };
         merger.run(escaped.as_bytes(), &merges, |id, text| match id {
