@@ -107,6 +107,14 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// Parses the memory of a device, for which a number without a unit is a mistake.
+pub(crate) fn device_bytes(text: &str) -> Result<u64, String> {
+    match bytes(text)? {
+        bytes @ 1_000_000.. => Ok(bytes),
+        found => Err(format!("expected 1M or more, such as 24G, found {found} bytes")),
+    }
+}
+
 /// Parses a budget for experts: `auto`, a number of bytes, or a percentage of all experts.
 pub(crate) fn expert_budget(text: &str) -> Result<ExpertBudget, String> {
     let percent = || text.strip_suffix('%')?.parse::<f64>().ok();

@@ -26,7 +26,9 @@ pub(crate) fn line(error: &anyhow::Error) -> String {
 
 /// Ends the process with an error of the command line.
 pub(crate) fn exit_with_usage(error: &clap::Error) -> ! {
-    if error.kind() != clap::error::ErrorKind::ValueValidation {
+    let text = error.render().to_string();
+    let is_printable = printable_text(&text) == text;
+    if error.kind() != clap::error::ErrorKind::ValueValidation && is_printable {
         error.exit();
     }
     eprint!("{}", usage_text(error));
@@ -44,7 +46,7 @@ pub(crate) fn usage_text(error: &clap::Error) -> String {
         ("number too small to fit in target type", "the number is too small"),
         ("number would be zero for non-zero type", "expected 1 or more"),
     ];
-    let text = error.render().to_string();
+    let text = printable_text(&error.render().to_string());
     words.iter().fold(text, |text, (theirs, ours)| text.replace(theirs, ours))
 }
 
@@ -74,6 +76,19 @@ pub(crate) fn printable_text(text: &str) -> String {
     let is_override = |c: char| matches!(c, '\u{202d}' | '\u{202e}');
     let is_forbidden = |c: char| c.is_control() && !"\n\t".contains(c) || is_override(c);
     text.replace(is_forbidden, "\u{fffd}")
+}
+
+/// JSON as it may be printed: the same value, with the characters that [`printable_name`] replaces
+/// escaped.
+pub(crate) fn printable_json(json: &str) -> String {
+    let mut shown = String::with_capacity(json.len());
+    for c in json.chars() {
+        match (c.is_control() && c != '\n') || changes_direction(c) {
+            true => shown += &format!("\\u{:04x}", u32::from(c)),
+            false => shown.push(c),
+        }
+    }
+    shown
 }
 
 /// Whether a character changes the direction in which others are shown.
@@ -141,5 +156,15 @@ mod tests {
         assert!(many.len() < 9000 && many.ends_with("..."), "{}", many.len());
         assert_eq!(line("a\x1b[2Jb\nc".to_owned()), "a\u{fffd}[2Jb\u{fffd}c");
         assert_eq!(line("a\u{202e}b\u{2066}c\u{200f}d".to_owned()), "a\u{fffd}b\u{fffd}c\u{fffd}d");
+    }
+
+    #[test]
+    fn printable_json_has_the_same_value() {
+        let value = serde_json::json!({"a": ["\u{1b}[2J\n\u{7f}\u{9b}2J\u{202e}b\u{200f}ä"]});
+        for json in [format!("{value}"), format!("{value:#}")] {
+            let shown = printable_json(&json);
+            assert!(!shown.contains(|c| "\u{7f}\u{9b}\u{202e}\u{200f}".contains(c)), "{shown}");
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+        }
     }
 }

@@ -60,6 +60,7 @@ fn interrupted() {
 
 /// Removes unfinished files and ends the process, without waiting for its threads.
 pub(crate) fn end() -> ! {
+    crate::progress::clear();
     bodkin::cleanup::run();
     exit(EXIT_INTERRUPTED.into())
 }

@@ -42,12 +42,14 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Generate text from a prompt, or chat
+    #[command(alias = "chat")]
     Run(Box<cmd::run::Args>),
     /// Serve models over HTTP: the OpenAI, Ollama, Anthropic and llama-server interfaces
     Serve(Box<cmd::serve::Args>),
     /// Fetch a model and print its path
     Pull(cmd::pull::Args),
     /// List the models on this machine
+    #[command(alias = "ls")]
     List(cmd::list::Args),
     /// Remove a fetched model
     Rm(cmd::rm::Args),

@@ -15,6 +15,9 @@ use crate::terminal::say;
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 static VERBOSE: AtomicBool = AtomicBool::new(false);
 
+static CONSOLE: LazyLock<Mutex<Console>> = LazyLock::new(Mutex::default);
+const TICK: Duration = Duration::from_millis(200);
+
 /// Begins the command; `verbose` is its flag.
 pub(crate) fn begin(verbose: bool) {
     LazyLock::force(&START);
@@ -37,7 +40,11 @@ impl Console {
     fn show(&mut self, progress: Progress<'_>) {
         match progress {
             Progress::Begin { what, total_bytes } => self.bar = Some(bar(what, total_bytes)),
-            Progress::Bytes(bytes) => self.bar.iter().for_each(|bar| bar.set_position(bytes)),
+            Progress::Bytes(bytes) => match &self.bar {
+                Some(bar) if bar.position() == 0 => start_at(bytes, bar),
+                Some(bar) => bar.set_position(bytes),
+                None => (),
+            },
             Progress::End => self.bar.take().iter().for_each(ProgressBar::finish_and_clear),
             // Commands that load a model several times print a note once.
             Progress::Note(text) => {
@@ -61,9 +68,8 @@ impl Console {
 /// The receiver of all progress events of this process.
 pub(crate) fn reporter() -> &'static Reporter {
     static REPORTER: LazyLock<Reporter> = LazyLock::new(|| {
-        let console = Mutex::new(Console::default());
-        Reporter::new(move |progress| {
-            console.lock().unwrap_or_else(PoisonError::into_inner).show(progress);
+        Reporter::new(|progress| {
+            CONSOLE.lock().unwrap_or_else(PoisonError::into_inner).show(progress);
         })
     });
     &REPORTER
@@ -72,7 +78,7 @@ pub(crate) fn reporter() -> &'static Reporter {
 fn bar(what: &str, total_bytes: Option<u64>) -> ProgressBar {
     let bar = match total_bytes {
         Some(total) => ProgressBar::new(total).with_style(style(
-            "{msg} [{bar:30}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+            "{wide_msg} [{bar:20}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
         )),
         None => ProgressBar::new_spinner()
             .with_style(style("{spinner} {msg} {decimal_bytes} {decimal_bytes_per_sec}")),
@@ -81,8 +87,24 @@ fn bar(what: &str, total_bytes: Option<u64>) -> ProgressBar {
         eprintln!("{what}");
     }
     bar.set_message(what.to_owned());
-    bar.enable_steady_tick(Duration::from_millis(200));
+    bar.enable_steady_tick(TICK);
     bar
+}
+
+/// Sets the first position of a bar. What an earlier run has done does not count for the speed.
+fn start_at(bytes: u64, bar: &ProgressBar) {
+    // While it ticks, a new position is taken for progress.
+    bar.disable_steady_tick();
+    bar.set_position(bytes);
+    bar.reset_eta();
+    bar.enable_steady_tick(TICK);
+}
+
+/// Takes the bar off the screen, when the process ends before the phase does.
+pub(crate) fn clear() {
+    if let Ok(mut console) = CONSOLE.try_lock() {
+        console.show(Progress::End);
+    }
 }
 
 /// A line on a terminal that is drawn only when its message changes, so that it disturbs nothing

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::terminal::say;
 
-/// The largest text, in bytes: no tokenizer takes a longer one.
-const MAX_BYTES: u64 = 512 << 20;
+/// The largest text, in bytes: no context holds a longer one, and some files have no end.
+const MAX_BYTES: u64 = 256 << 20;
 
 /// Standard input that ends in this time is not spoken of.
 const WAIT: Duration = Duration::from_secs(1);
@@ -25,7 +25,7 @@ pub(crate) fn read(path: &Path, what: &str) -> Result<String> {
     read_within(MAX_BYTES, path, what)
 }
 
-/// As [`read`], for a text of at most `most` bytes: some files have no end.
+/// As [`read`], for a text of at most `most` bytes.
 fn read_within(most: u64, path: &Path, what: &str) -> Result<String> {
     if path == Path::new("-") {
         let _waits = say_if_waiting();

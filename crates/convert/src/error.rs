@@ -45,7 +45,7 @@ impl Error {
         expected: impl Into<String>,
         found: impl AsRef<str>,
     ) -> Error {
-        let (item, found) = (printable(item.as_ref()), printable(found.as_ref()));
+        let (item, found) = (shown(item.as_ref()), shown(found.as_ref()));
         Error::Invalid { item, expected: expected.into(), found }
     }
 
@@ -53,5 +53,14 @@ impl Error {
     pub(crate) fn io(item: impl AsRef<str>) -> impl FnOnce(io::Error) -> Error {
         let item = printable(item.as_ref());
         move |source| Error::Io { item, source }
+    }
+}
+
+/// Text of a file on one line, cut where it is longer than names are.
+fn shown(text: &str) -> String {
+    const MAX: usize = 300;
+    match text.char_indices().nth(MAX) {
+        Some((end, _)) => printable(&text[..end]) + "...",
+        None => printable(text),
     }
 }

@@ -1,11 +1,12 @@
 //! `bodkin detokenize`: token ids to text.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 use anyhow::{Result, ensure};
 use serde_json::json;
 
 use crate::arguments::{TokenizerArgs, find_path};
+use crate::errors::{printable_json, printable_text};
 
 /// Arguments of `detokenize`.
 #[derive(clap::Args)]
@@ -38,7 +39,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let bytes = tokenizer.decode(&args.ids, !args.no_special);
     let mut out = std::io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", json!({"text": String::from_utf8_lossy(&bytes)}))?;
+        let json = json!({"text": String::from_utf8_lossy(&bytes)});
+        writeln!(out, "{}", printable_json(&json.to_string()))?;
+    } else if out.is_terminal() {
+        writeln!(out, "{}", printable_text(&String::from_utf8_lossy(&bytes)))?;
     } else {
         // Raw bytes: a single token may be invalid UTF-8.
         out.write_all(&bytes)?;

@@ -7,6 +7,7 @@ mod options;
 mod output;
 mod rows;
 
+use std::ffi::OsStr;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -87,10 +88,9 @@ pub(crate) struct Args {
     /// Token ids of one text, without added special tokens
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["text", "file"])]
     tokens: Vec<u32>,
-    /// Output format: json, npy, arrow or parquet
+    /// Output format: json, npy, arrow or parquet [default: by the name of --out, or json]
     #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
-    #[arg(default_value = "json")]
-    output: Kind,
+    output: Option<Kind>,
     /// Write to this file [default: standard output]
     #[arg(short, long, value_name = "FILE", conflicts_with = "flight")]
     out: Option<PathBuf>,
@@ -110,10 +110,23 @@ pub(crate) struct Args {
     machine: Machine,
 }
 
+impl Args {
+    /// How embeddings are written: as the user says, or as files of such a name are.
+    fn kind(&self) -> Kind {
+        let extension = self.out.as_deref().and_then(Path::extension);
+        self.output.unwrap_or_else(|| match extension.and_then(OsStr::to_str) {
+            Some("npy") => Kind::Npy,
+            Some("arrow" | "arrows") => Kind::Arrow,
+            Some("parquet") => Kind::Parquet,
+            _ => Kind::Json,
+        })
+    }
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
     #[cfg(not(feature = "flight"))]
     ensure!(
-        args.store.flight.is_none() && !matches!(args.output, Kind::Arrow | Kind::Parquet),
+        args.store.flight.is_none() && !matches!(args.kind(), Kind::Arrow | Kind::Parquet),
         WITHOUT_ARROW
     );
     let file = find(&args.model)?;
@@ -185,7 +198,7 @@ fn open(
         return Ok(Box::new(output));
     }
     let _ = stop;
-    Ok(match args.output {
+    Ok(match args.kind() {
         Kind::Json => Box::new(JsonLines::open(target, args.resume, dimension)?),
         Kind::Npy => Box::new(Npy::open(target, args.resume, dimension)?),
         #[cfg(feature = "flight")]

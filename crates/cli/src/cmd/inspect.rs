@@ -11,6 +11,7 @@ use bodkin_gguf::{Array, File, Tensor, Value, printable};
 use serde_json::json;
 
 use crate::arguments::{Machine, find};
+use crate::errors::printable_json;
 use crate::progress::reporter;
 use crate::text;
 use bodkin::ModelFile;
@@ -85,7 +86,7 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
             "metadata": metadata.collect::<serde_json::Map<_, _>>(),
             "tensors": tensors.collect::<Vec<_>>(),
         });
-        writeln!(out, "{value:#}")?;
+        writeln!(out, "{}", printable_json(&format!("{value:#}")))?;
         return Ok(());
     }
     writeln!(

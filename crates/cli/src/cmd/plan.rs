@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1)]
     parallel: usize,
     /// Memory limit of the model, such as 24G [default: what is free]
-    #[arg(long, value_name = "BYTES", alias = "budget", value_parser = arguments::bytes)]
+    #[arg(long, value_name = "BYTES", alias = "budget", value_parser = arguments::device_bytes)]
     memory: Option<u64>,
     /// Take the hit rate of the expert cache from this trace of `bench --record-routing`
     #[arg(long, value_name = "FILE")]

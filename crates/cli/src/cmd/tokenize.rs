@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use crate::arguments::{TokenizerArgs, find_path};
+use crate::errors::printable_json;
 use crate::text;
 
 /// Arguments of `tokenize`.
@@ -41,7 +42,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if args.json {
         let piece =
             |&id| json!({"id": id, "piece": String::from_utf8_lossy(&tokenizer.piece(id, true))});
-        writeln!(out, "{}", ids.iter().map(piece).collect::<serde_json::Value>())?;
+        let json = ids.iter().map(piece).collect::<serde_json::Value>();
+        writeln!(out, "{}", printable_json(&json.to_string()))?;
     } else {
         let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
         writeln!(out, "{}", ids.join(","))?;

@@ -15,6 +15,9 @@ fn pyarrow_reads_what_embed_writes() {
     fs::write(place.path("rows.jsonl"), ROWS).unwrap();
     for (kind, file) in [("json", "o.jsonl"), ("arrow", "o.arrows"), ("parquet", "o.parquet")] {
         place.text(&["embed", &bert, "-f", "rows.jsonl", "--output", kind, "-o", file]);
+        let named = format!("named-{file}");
+        place.text(&["embed", &bert, "-f", "rows.jsonl", "-o", &named]);
+        assert!(fs::read(place.path(&named)).unwrap() == fs::read(place.path(file)).unwrap());
     }
     // A Parquet file is also read; its vectors are made again.
     place.text(&["embed", &bert, "-f", "o.parquet", "-o", "again.jsonl"]);

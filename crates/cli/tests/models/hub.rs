@@ -162,7 +162,7 @@ fn a_file_without_a_hash_resumes_if_its_version_is_known() {
         let mut command = hub.bodkin(&place, &["pull", "hf:me/Tiny"]);
         let mut child = command.stderr(Stdio::null()).spawn().unwrap();
         let deadline = Instant::now() + Duration::from_secs(30);
-        let list = || String::from_utf8(place.run(&["list"]).stdout).unwrap();
+        let list = || String::from_utf8(place.run(&["ls"]).stdout).unwrap();
         while place.part_bytes() < 100_000 {
             assert!(Instant::now() < deadline, "the download never came so far: {}", list());
             sleep(Duration::from_millis(5));
