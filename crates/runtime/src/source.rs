@@ -104,11 +104,13 @@ enum Place<'a> {
 
 impl Place<'_> {
     fn of(model: &str) -> Place<'_> {
-        if let Some(reference) = model.strip_prefix("hf:") {
+        let on_hub = model.strip_prefix("hf:").or_else(|| model.strip_prefix(hub::PAGES));
+        let latest = model.strip_suffix(":latest").unwrap_or(model);
+        if let Some(reference) = on_hub {
             Place::Hub(reference)
         } else if let Some(requirement) = model.strip_prefix("pip:") {
             Place::Package(requirement)
-        } else if let Some(known) = known::find(model) {
+        } else if let Some(known) = known::find(latest) {
             Place::Known(known)
         } else if is_path(model) {
             Place::Path(Path::new(model))
@@ -218,6 +220,9 @@ fn hint(cache: &Cache<'_>, model: &str) -> String {
             }
         }
         Some((_, name)) => format!("; did you mean `{name}`?"),
+        None if model.split('/').count() == 2 => {
+            format!("; the Hugging Face hub's models are named `hf:{model}`")
+        }
         None => {
             let names: Vec<_> = known::ALL.iter().map(|known| known.name).collect();
             format!("; known names are {}, and more in `bodkin list --known`", names.join(", "))
@@ -382,7 +387,8 @@ pub fn remove(model: &str, reporter: &Reporter) -> Result<u64> {
         Place::Hub(reference) => {
             hub::Reference::parse(reference)?.choose_name(names.iter().cloned())
         }
-        Place::Package(_) | Place::Known(_) => Some(model.to_owned()),
+        Place::Package(_) => Some(model.to_owned()),
+        Place::Known(known) => Some(known.name.to_owned()),
         Place::Path(_) => {
             return Err(Error::mismatch(model, "the name of a fetched model", "a file"));
         }

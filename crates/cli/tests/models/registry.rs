@@ -267,6 +267,7 @@ fn what_a_registry_lacks_is_one_line() {
     for (name, hint) in [
         ("qwen3:8bb", "could not be reached; did you mean `qwen3:8b`?\n"),
         ("smolm2", "could not be reached; did you mean `smollm2`?\n"),
+        ("o/tiny-GGUF", "the Hugging Face hub's models are named `hf:o/tiny-GGUF`\n"),
         (
             "qwen3:8b",
             "could not be reached; the Hugging Face hub has it as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`\n",

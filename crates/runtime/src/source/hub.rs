@@ -15,6 +15,8 @@ use crate::error::{Error, Result};
 use crate::progress::Reporter;
 
 const ENDPOINT: &str = "https://huggingface.co";
+/// What precedes the names of repositories in a browser.
+pub(crate) const PAGES: &str = "https://huggingface.co/";
 const REFUSAL: &str = "it does not exist, or is not open to this user (see HF_TOKEN)";
 /// Which of several models is meant if none is named, as in llama.cpp.
 const DEFAULT_QUANTS: [&str; 2] = ["Q4_K_M", "Q8_0"];
@@ -36,8 +38,18 @@ impl Reference {
         Reference { repo: repo.to_owned(), choice: Some(file.to_owned()) }
     }
 
-    /// Parses the text after `hf:`.
+    /// Parses the text after `hf:`, or after the hub's address: there a browser has
+    /// `owner/repo/blob/main/file.gguf`, or `resolve` in a link to download it.
     pub(crate) fn parse(text: &str) -> Result<Reference> {
+        let parts: Vec<&str> = text.splitn(5, '/').collect();
+        let of_page = match parts[..] {
+            [owner, name, "blob" | "resolve", "main", file] => {
+                let file = file.split_once('?').map_or(file, |(file, _)| file);
+                Some(format!("{owner}/{name}:{file}"))
+            }
+            _ => None,
+        };
+        let text = of_page.as_deref().unwrap_or(text);
         let (repo, choice) = match text.split_once(':') {
             Some((repo, choice)) => (repo, Some(choice)),
             None => (text, None),
@@ -251,6 +263,10 @@ mod tests {
         {
             assert!(Reference::parse(bad).is_err(), "{bad}");
         }
+        for page in ["a/b/blob/main/q4/c.gguf", "a/b/resolve/main/q4/c.gguf?download=true"] {
+            assert_eq!(Reference::parse(page).unwrap().to_string(), "hf:a/b:q4/c.gguf");
+        }
+        assert!(Reference::parse("a/b/tree/main/c.gguf").is_err());
     }
 
     #[test]
