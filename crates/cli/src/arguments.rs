@@ -110,8 +110,8 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
 /// Parses the memory of a device, for which a number without a unit is a mistake.
 pub(crate) fn device_bytes(text: &str) -> Result<u64, String> {
     match bytes(text)? {
-        bytes @ 1_000_000.. => Ok(bytes),
-        found => Err(format!("expected 1M or more, such as 24G, found {found} bytes")),
+        bytes @ 1000.. => Ok(bytes),
+        found => Err(format!("expected 1K or more, such as 24G, found {found} bytes")),
     }
 }
 

@@ -351,5 +351,5 @@ fn division_by_zero_is_named() {
         let error = render_in_time(source).unwrap_err();
         assert!(error.contains("expected a number other than 0"), "{source}: {error}");
     }
-    assert_eq!(render_in_time("{{ 6 is divisibleby 3 }}").unwrap(), "true");
+    assert_eq!(render_in_time("{{ 6 is divisibleby 3 }}").unwrap(), "True");
 }

@@ -43,6 +43,7 @@ otherwise. Texts share batches of up to --batch-size tokens. Texts of --file com
 the command line. A .txt file has one text per line; rows of .jsonl, .csv and .parquet files have a
 text in the column --column names, and their other columns are passed on, with `text` before them.
 
+Without --output the format is that of files with --out's name, or else JSON.
 --out FILE is FILE.partial until it is complete; --resume goes on with it, for the same texts.
 Arrow is a stream of record batches with the columns id, vector, text and those of the caller; ids
 count rows from 0 unless there is a column `id`. A store gets the same and a timestamp, is asked
@@ -88,7 +89,7 @@ pub(crate) struct Args {
     /// Token ids of one text, without added special tokens
     #[arg(long, value_delimiter = ',', value_name = "IDS", conflicts_with_all = ["text", "file"])]
     tokens: Vec<u32>,
-    /// Output format: json, npy, arrow or parquet [default: by the name of --out, or json]
+    /// json, npy, arrow or parquet [default: by name of --out]
     #[arg(long, value_name = "FORMAT", value_enum, hide_possible_values = true)]
     output: Option<Kind>,
     /// Write to this file [default: standard output]

@@ -1,6 +1,6 @@
 //! `bodkin tokenize`: text to token ids.
 
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use anyhow::Result;
@@ -38,15 +38,17 @@ pub(crate) fn run(args: Args) -> Result<()> {
         None => text::read(Path::new("-"), "the text")?,
     };
     let ids = tokenizer.try_encode(&text, !args.no_special, !args.no_parse)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
         let piece =
             |&id| json!({"id": id, "piece": String::from_utf8_lossy(&tokenizer.piece(id, true))});
         let json = ids.iter().map(piece).collect::<serde_json::Value>();
         writeln!(out, "{}", printable_json(&json.to_string()))?;
     } else {
-        let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
-        writeln!(out, "{}", ids.join(","))?;
+        for (index, id) in ids.iter().enumerate() {
+            write!(out, "{}{id}", if index == 0 { "" } else { "," })?;
+        }
+        writeln!(out)?;
     }
-    Ok(())
+    Ok(out.flush()?)
 }

@@ -374,7 +374,7 @@ fn texts_of_a_gibibyte_end_with_one_line() {
     let place = Place::new();
     fs::File::create(place.path("text")).unwrap().set_len(1 << 30).unwrap();
     let (llama, bert) = (model("llama"), model("bert"));
-    let whole = "text: expected at most 536870912 bytes, found 1073741824";
+    let whole = "text: expected at most 268435456 bytes, found 1073741824";
     let prompt = "text: expected at most 67108864 bytes, found 1073741824";
     let line = "text:1: expected at most 16000000 bytes, found more";
     for (args, wanted) in [
@@ -392,6 +392,6 @@ fn texts_of_a_gibibyte_end_with_one_line() {
     // The size of a pipe is not known before half of it is read.
     let text = fs::File::open(place.path("text")).unwrap();
     let output = place.bodkin(&["tokenize", &llama]).stdin(text).output().unwrap();
-    let wanted = "standard input: expected at most 536870912 bytes, found more";
+    let wanted = "standard input: expected at most 268435456 bytes, found more";
     assert_eq!(failure(&output), wanted);
 }
