@@ -24,9 +24,8 @@ struct Entry {
     // The scale of element `i` of the key or of the value.
     __device__ __forceinline__ float scale(const KvElement *elements, u32 i, u32 dim) const {
         if (!HAS_SCALES) return 1.0f;
-        const u16 *scales = token == OWN_ROW ? (const u16 *)(elements + kv_stride(dim))
-                                             : scales_of((KvElement *)elements, 0, token, dim);
-        return from_half(scales[i / 32]);
+        if (token != OWN_ROW) return from_half(*scale_at(elements, 0, token, dim, i));
+        return from_half(((const u16 *)(elements + kv_stride(dim)))[i / 32]);
     }
 };
 
@@ -140,7 +139,7 @@ KERNEL store_entries(const __grid_constant__ StoreEntries s) {
     // A warp quantises a block of 32 at a time.
     for (u32 i = threadIdx.x; i < (s.dim + 31) / 32 * 32; i += blockDim.x) {
         u16 scale;
-        u8 code = quantize_kv(i < s.dim ? x[i] : 0.0f, scale);
+        u8 code = quantize_q8(i < s.dim ? x[i] : 0.0f, scale);
         if (i < stride) to[i] = code;
         if (i % 32 == 0) ((u16 *)(to + stride))[i / 32] = scale;
     }

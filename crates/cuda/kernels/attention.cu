@@ -1,5 +1,5 @@
 // Decode attention on CUDA cores, for any head width and KV layout, and the kernel that stores new
-// keys and values. `decode_attention_mma` takes f16 caches with heads of up to 256 dimensions.
+// keys and values. `decode_attention_mma` takes heads of up to 256 dimensions in f16 and in bytes.
 //
 // Grid: (rows, KV heads x blocks of their query heads, blocks per row that share its splits); 128
 // threads, one for each position of a split. Shared memory: queries, probabilities, sums of values
@@ -75,7 +75,7 @@ DEVICE void multiply_values(const Attention &a, const SplitTile &tile, const u32
                 }
                 u64 page = page_of[token / PAGE_TOKENS], head = page * a.kv_heads + kv_head;
                 v[j] = *(const Eight *)(a.values + value_at(head, token % PAGE_TOKENS, a.value_dim, 8 * eight));
-                if (HAS_SCALES) scale[j] = scales_of(a.values, head, token % PAGE_TOKENS, a.value_dim)[eight / 4];
+                if (HAS_SCALES) scale[j] = *scale_at(a.values, head, token % PAGE_TOKENS, a.value_dim, 8 * eight);
             }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
@@ -260,19 +260,23 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
         float scores[HEADS] = {};
         bool is_in = t >= from && t < to;
         if (is_in) {
-            const Piece *k = (const Piece *)tile.keys;
-            const u16 *scales = tile.key_scales + t * kv_scales(a.key_dim);
-            u32 to_q = (u32)__cvta_generic_to_shared(q);
+            u32 to_q = (u32)__cvta_generic_to_shared(q), token = t % PAGE_TOKENS;
+            u64 head = 0;
             if (!FUSED) {
-                u64 page = split_pages[t / PAGE_TOKENS], head = page * a.kv_heads + kv_head;
+                u32 page = split_pages[t / PAGE_TOKENS];
                 page_of[t / PAGE_TOKENS] = page;
-                k = (const Piece *)(a.keys + head * kv_elements(a.key_dim) * PAGE_TOKENS);
-                scales = scales_of(a.keys, head, t % PAGE_TOKENS, a.key_dim);
+                head = (u64)page * a.kv_heads + kv_head;
             }
 #pragma unroll 4
             for (u32 i = 0; i < key_stride / PIECE; i++) {
-                Piece piece = k[FUSED ? i * KV_SPLIT + t : key_piece(t % PAGE_TOKENS, i, key_stride / PIECE)];
-                float scale = HAS_SCALES ? from_half(scales[i * PIECE / 32]) : 1.0f;
+                const Piece *from = (const Piece *)tile.keys + i * KV_SPLIT + t;
+                const u16 *scales = tile.key_scales + t * kv_scales(a.key_dim) + i * PIECE / 32;
+                if (!FUSED) {
+                    from = (const Piece *)(a.keys + key_at(head, token, a.key_dim, i * PIECE));
+                    scales = scale_at(a.keys, head, token, a.key_dim, i * PIECE);
+                }
+                Piece piece = *from;
+                float scale = HAS_SCALES ? from_half(*scales) : 1.0f;
                 add_products<HEADS>(piece, scale, to_q + 4 * PIECE * i, key_stride, scores);
             }
         }
@@ -305,14 +309,14 @@ DEVICE void store_blocks(const StoreKv &s, u32 row, u64 page, u32 token, const f
     for (u32 block = warp; block < keys; block += warps) {
         u32 head = block / key_blocks, i = block % key_blocks * 32 + threadIdx.x % 32;
         const float *k = s.k + (u64)row * s.k_stride + head * s.key_dim;
-        u8 x = quantize_kv(i < s.key_dim ? rope_element(k, i, angles, s.rotary_pairs, s.is_neox) : 0.0f, scale);
-        put_key(s.keys, page * s.kv_heads + head, token, s.key_dim, i, x, scale);
+        u8 x = quantize_q8(i < s.key_dim ? rope_element(k, i, angles, s.rotary_pairs, s.is_neox) : 0.0f, scale);
+        put_q8(s.keys, page * s.kv_heads + head, token, s.key_dim, i, true, x, scale);
     }
     for (u32 block = warp; block < values; block += warps) {
         u32 head = block / value_blocks, i = block % value_blocks * 32 + threadIdx.x % 32;
         const float *v = s.v + (u64)row * s.v_stride + head * s.value_dim;
-        u8 x = quantize_kv(i < s.value_dim ? v[i] : 0.0f, scale);
-        put_value(s.values, page * s.kv_heads + head, token, s.value_dim, i, x, scale);
+        u8 x = quantize_q8(i < s.value_dim ? v[i] : 0.0f, scale);
+        put_q8(s.values, page * s.kv_heads + head, token, s.value_dim, i, false, x, scale);
     }
 }
 #endif

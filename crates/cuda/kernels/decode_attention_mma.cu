@@ -19,28 +19,42 @@ DEVICE void put_queries(const Attention &a, const DecodeBlock &block, Workspace 
             x = ROTATES ? rope_element(from, at, a.cos_sin + (u64)block.row * a.rotary_pairs, a.rotary_pairs, a.is_neox)
                         : from[at];
         }
-        workspace.put_query(head, at, x);
+        workspace.put_query(head, key_column(HAS_SCALES, at), x);
     }
 }
 
-// A tile's keys or values in a page, from the first element of some columns.
-DEVICE Slices slices_from(const u16 *first) { return {{(const uint4 *)first, (const uint4 *)first + SLICE_PIECES}}; }
+#define SLICE_BYTES (HAS_SCALES ? Q8_SLICE_BYTES : F16_SLICE_BYTES)
+
+// A lane's keys and values as they are in a page.
+#ifdef KV_Q8
+typedef Q8Keys StoredKeys;
+typedef Q8Values StoredValues;
+#else
+typedef KeyFragment StoredKeys;
+typedef ValueFragment StoredValues;
+#endif
+
+// The slices from a column on of a tile's keys or values in a page.
+DEVICE Slices slices_from(const u8 *tile, u32 column) {
+    const u8 *first = tile + column / SLICE_DIM * SLICE_BYTES;
+    return {{first, first + SLICE_BYTES}};
+}
 
 // Loads MMA_COLUMNS of a tile's values; `columns` are left.
-DEVICE void load_values(ValueFragment (&values)[MAX_SLICES], const u16 *first, u32 columns) {
-    Slices slices = slices_from(first);
+DEVICE void load_values(StoredValues (&values)[MAX_SLICES], const Slices &slices, u32 columns) {
     values[0].load<true>(slices, 0, columns);
     if (columns > SLICE_DIM) values[1].load<true>(slices, 1, columns);
 }
 
 // Q K^T of a tile, whose first MMA_COLUMNS of keys are loaded.
-template <u32 DIM> DEVICE void multiply_keys(const Attention &a, KeyFragment &keys, const u16 *key, u32 place,
+template <u32 DIM> DEVICE void multiply_keys(const Attention &a, StoredKeys &stored, const u8 *key, u32 place,
                                              const Workspace &workspace, float (&scores)[4]) {
     Scores sums = {};
 #pragma unroll
     for (u32 column = 0; column < DIM; column += MMA_COLUMNS) {
         if (column > 0 && column >= a.key_dim) break;
-        if (column > 0) keys.load<true>(slices_from(key + TILE_POSITIONS * column), a.key_dim - column);
+        if (column > 0) stored.load<true>(slices_from(key, column), a.key_dim - column);
+        KeyFragment keys = stored.unpack();
         keys.take_current(place, column, workspace);
         keys.add_scores(column, a.key_dim - column, workspace, sums);
     }
@@ -54,13 +68,24 @@ DEVICE void put_current(const Attention &a, const DecodeBlock &block, u32 page, 
     const float *k = a.k + (u64)block.row * a.k_stride + block.kv_head * a.key_dim;
     const float *v = a.v + (u64)block.row * a.v_stride + block.kv_head * a.value_dim;
     const float2 *angles = a.cos_sin + (u64)block.row * a.rotary_pairs;
-    u16 x = quantize_kv(i < a.key_dim ? rope_element(k, i, angles, a.rotary_pairs, a.is_neox) : 0.0f);
-    u16 y = quantize_kv(i < a.value_dim ? v[i] : 0.0f);
+    float key = i < a.key_dim ? rope_element(k, i, angles, a.rotary_pairs, a.is_neox) : 0.0f;
+    float value = i < a.value_dim ? v[i] : 0.0f;
+#ifdef KV_Q8
+    u16 key_scale, value_scale;
+    u8 x = quantize_q8(key, key_scale), y = quantize_q8(value, value_scale);
+    workspace.current_key[key_column(true, i)] = q8_half(x, key_scale);
+    workspace.current_value[i] = q8_half(y, value_scale);
+    if (!block.is_first) return;
+    put_q8(a.keys, head, token, a.key_dim, i, true, x, key_scale);
+    put_q8(a.values, head, token, a.value_dim, i, false, y, value_scale);
+#else
+    u16 x = quantize_kv(key), y = quantize_kv(value);
     workspace.current_key[i] = x;
     workspace.current_value[i] = y;
     if (!block.is_first) return;
     if (i < round_up8(a.key_dim)) put_key(a.keys, head, token, a.key_dim, i, x);
     if (i < round_up8(a.value_dim)) put_value(a.values, head, token, a.value_dim, i, y);
+#endif
 }
 
 // DIM: the widest key or value. FUSED: each row is the only one of its sequence in the step, so the
@@ -74,7 +99,7 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
     DecodeBlock block(a, BLOCK_HEADS);
     u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.first + blockIdx.z;
     if (first > last) return;
-    u32 stride = round_up8(a.value_dim);
+    u32 stride = kv_stride(a.value_dim);
     Workspace &workspace = *(Workspace *)shared;
     const u32 *pages = metadata.pages(a.page_table, metadata.span(row));
     float row_max = -INFINITY_F, sum = 0.0f, total[DIM / MMA_COLUMNS][HEAD_ITEMS] = {};
@@ -86,16 +111,16 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
         u32 start = tile * TILE_POSITIONS, at = split * KV_SPLIT + start;
         u32 from = block.from(split), to = block.to(split);
         TileRange tiles = TileRange::between(from, to);
-        KeyFragment keys = {};
-        ValueFragment values[MAX_SLICES] = {};
-        const u16 *key = 0, *value = 0;
+        StoredKeys keys = {};
+        StoredValues values[MAX_SLICES] = {};
+        const u8 *key = 0, *value = 0;
         if (tiles.has(tile)) {
             u64 head = (u64)pages[at / PAGE_TOKENS] * a.kv_heads + kv_head;
             u32 token = at % PAGE_TOKENS;
-            key = a.keys + key_at(head, token, a.key_dim, 0);
-            value = a.values + value_at(head, token, a.value_dim, 0);
-            keys.load<true>(slices_from(key), a.key_dim);
-            load_values(values, value, a.value_dim);
+            key = (const u8 *)(a.keys + key_at(head, token, a.key_dim, 0));
+            value = (const u8 *)(a.values + value_at(head, token, a.value_dim, 0));
+            keys.load<true>(slices_from(key, 0), a.key_dim);
+            load_values(values, slices_from(value, 0), a.value_dim);
         }
         if (split == first) {
             if (FUSED) grid_dependency_wait();
@@ -114,18 +139,22 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
             if (tiles.has(tile)) {
                 // The current token's place in the tile, if it is there.
                 u32 place = has_current && to <= start + TILE_POSITIONS ? to - 1 - start : TILE_POSITIONS;
-                if (column > 0) load_values(values, value + TILE_POSITIONS * column, columns);
+                if (column > 0) load_values(values, slices_from(value, column), columns);
                 if (column == 0) {
                     float scores[4];
                     multiply_keys<DIM>(a, keys, key, place, workspace, scores);
                     u32 tile_from = max(from, start) - start, tile_to = min(to, start + TILE_POSITIONS) - start;
                     probabilities = softmax_tile(a, query_factor, scores, tile, tile_from, tile_to, workspace);
                 }
-                values[0].take_current(place, 0, column, workspace);
-                values[1].take_current(place, 1, column, workspace);
+                ValueFragment slices[MAX_SLICES];
+#pragma unroll
+                for (u32 i = 0; i < MAX_SLICES; i++) {
+                    slices[i] = values[i].unpack(max(from, start) - start, min(to, start + TILE_POSITIONS) - start);
+                    slices[i].take_current(place, i, column, workspace);
+                }
                 float *tile_out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
-                values[0].sum(probabilities, 0, tile_out);
-                if (columns > SLICE_DIM) values[1].sum(probabilities, 1, tile_out);
+                slices[0].sum(probabilities, 0, tile_out);
+                if (columns > SLICE_DIM) slices[1].sum(probabilities, 1, tile_out);
             } else if (column == 0) {
                 workspace.skip(tile);
             }

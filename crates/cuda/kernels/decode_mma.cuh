@@ -1,7 +1,7 @@
 // Decode attention on tensor cores: up to four query heads of a KV head, of up to 256 dimensions,
-// with an f16 KV cache. A warp takes keys and values 128 columns at a time. Queries and
-// probabilities are split into a high and a low f16 (22 bits, or 2^-25). A NaN query becomes the
-// lowest half, as in a matmul input.
+// with a KV cache in f16 or in bytes, which become f16 when they are read. A warp takes keys and
+// values 128 columns at a time. Queries and probabilities are split into a high and a low f16 (22
+// bits, or 2^-25). A NaN query becomes the lowest half, as in a matmul input.
 //
 // The tensor cores' m16n8k16 has the queries as A: rows 0 to 7 are high halves and rows 8 to 15 low
 // ones, whose products are added; each of the two has the four heads twice. B has the keys of 8
@@ -46,7 +46,7 @@ struct Workspace {
         for (u32 i = lane; i < BLOCK_HEADS * PART_ROW / 4; i += 32) to[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 
-    // Stores a query element as high and low halves, in fragment order.
+    // Stores a query element, at its `key_column`, as high and low halves in fragment order.
     __device__ __forceinline__ void put_query(u32 head, u32 i, float x) {
         x = clamp_half(x);
         u16 high = to_half(x);
@@ -69,22 +69,42 @@ DEVICE u32 residual_halves(float x, float y, u32 upper) {
     return half_pair(x - high.x, y - high.y);
 }
 
-#define SLICE_BYTES (16 * SLICE_PIECES)
+#define F16_SLICE_BYTES (2 * SLICE_DIM * TILE_POSITIONS)
 #define MAX_SLICES (MMA_COLUMNS / SLICE_DIM)
 
+// Where column `i` of a query or key is multiplied: those of keys in bytes are exchanged within a
+// slice, so that a lane reads sixteen neighbours at once.
+DEVICE u32 key_column(bool is_q8, u32 i) {
+    return is_q8 ? i / SLICE_DIM * SLICE_DIM + i % 16 / 8 * 32 + i % SLICE_DIM / 16 * 8 + i % 8 : i;
+}
+
 // Addresses of the slices of MMA_COLUMNS of a tile's keys or values. Unused positions hold zeros or another sequence's
-// numbers, never NaN.
+// numbers.
 struct Slices {
-    const uint4 *at[MAX_SLICES];
+    const u8 *at[MAX_SLICES];
 };
 
-// Reads a piece from shared memory, or from a page past L1, which may hold lines from before the
-// last tokens were stored.
+// Reads from shared memory, or from a page past L1, which may hold lines from before the last tokens
+// were stored.
 template <bool IN_PAGE> DEVICE uint4 read_piece(const uint4 *at) {
     if (!IN_PAGE) return *at;
     uint4 v;
     asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at) : "memory");
+    return v;
+}
+
+template <bool IN_PAGE> DEVICE uint2 read_piece(const uint2 *at) {
+    if (!IN_PAGE) return *at;
+    uint2 v;
+    asm volatile("ld.global.cg.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at) : "memory");
+    return v;
+}
+
+template <bool IN_PAGE> DEVICE u32 read_piece(const u32 *at) {
+    if (!IN_PAGE) return *at;
+    u32 v;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(v) : "l"(at) : "memory");
     return v;
 }
 
@@ -122,11 +142,14 @@ struct KeyFragment {
 #pragma unroll
             for (u32 j = 0; j < 2; j++) {
                 pieces[i][j] = make_uint4(0, 0, 0, 0);
-                const uint4 *at = slices.at[i / 2] + i % 2 * (SLICE_PIECES / 2) + (8 * j + g) * side + c;
+                const uint4 *at = (const uint4 *)slices.at[i / 2] + i % 2 * (SLICE_PIECES / 2) + (8 * j + g) * side + c;
                 if (4 * i + c < count) pieces[i][j] = read_piece<IN_PAGE>(at);
             }
         }
     }
+
+    // As `Q8Keys` does, whose pieces are not yet halves.
+    __device__ __forceinline__ const KeyFragment &unpack() const { return *this; }
 
     // Replaces the key at the current token's place.
     __device__ __forceinline__ void take_current(u32 place, u32 first_column, const Workspace &workspace) {
@@ -175,8 +198,13 @@ struct ValueFragment {
         // Lanes without a piece load another lane's; their columns are unused.
         u32 lane = threadIdx.x % 32, side = min(8, round_up8(columns) / 8 - 8 * slice), at = min(lane, 4 * side - 1);
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) pieces[i] = read_piece<IN_PAGE>(slices.at[slice] + i * side * 4 + at);
+        const uint4 *from = (const uint4 *)slices.at[slice] + at;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) pieces[i] = read_piece<IN_PAGE>(from + i * side * 4);
     }
+
+    // As `Q8Values` does, whose pieces are not yet halves.
+    __device__ __forceinline__ ValueFragment unpack(u32, u32) const { return *this; }
 
     __device__ __forceinline__ void take_current(u32 place, u32 slice, u32 first_column, const Workspace &workspace) {
         uint4 own = ((const uint4 *)(workspace.current_value + first_column))[8 * slice + threadIdx.x % 32 / 4];
@@ -201,6 +229,96 @@ struct ValueFragment {
         float4 *to = (float4 *)(out + SLICE_DIM * slice + 16 * (lane % 4) + 8 * second);
         to[0] = make_float4(y[0], y[1], y[2], y[3]);
         to[1] = make_float4(y[4], y[5], y[6], y[7]);
+    }
+};
+
+// Four codes times their scale, in both halves of `scale`, as f16. A code becomes the low bits of a
+// half from 1024 on, whose unit is one.
+DEVICE uint2 q8_halves(u32 codes, u32 scale) {
+    const u32 ONE = 0x3c003c00, MINUS_1152 = 0xe480e480;
+    u32 low = half_fma(__byte_perm(codes, 0x64646464, 0x4140), ONE, MINUS_1152);
+    u32 high = half_fma(__byte_perm(codes, 0x64646464, 0x4342), ONE, MINUS_1152);
+    return make_uint2(half_mul(low, scale), half_mul(high, scale));
+}
+
+// Eight codes likewise.
+DEVICE uint4 q8_piece(u32 first, u32 second, u32 scale) {
+    uint2 low = q8_halves(first, scale), high = q8_halves(second, scale);
+    return make_uint4(low.x, low.y, high.x, high.y);
+}
+
+// A number that a page holds as a code and a scale, as it is read from there.
+DEVICE u16 q8_half(u8 code, u16 scale) { return (u16)q8_halves(code, scale).x; }
+
+// A lane's keys of a tile in bytes, and the scales of their places.
+struct Q8Keys {
+    uint4 codes[MAX_SLICES][2];
+    u32 scales[MAX_SLICES][2];
+
+    // `columns` are left of the keys.
+    template <bool IN_PAGE> __device__ __forceinline__ void load(const Slices &slices, u32 columns) {
+        u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, count = q8_stride(columns) / 16;
+#pragma unroll
+        for (u32 i = 0; i < MAX_SLICES; i++) {
+            u32 side = min(4, count - 4 * i);
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                codes[i][j] = make_uint4(0, 0, 0, 0);
+                scales[i][j] = 0;
+                if (4 * i + c >= count) continue;
+                const uint4 *at = (const uint4 *)slices.at[i];
+                codes[i][j] = read_piece<IN_PAGE>(at + (8 * j + g) * side + c);
+                scales[i][j] = read_piece<IN_PAGE>((const u32 *)(at + TILE_POSITIONS * side) + 8 * j + g);
+            }
+        }
+    }
+
+    __device__ __forceinline__ KeyFragment unpack() const {
+        KeyFragment keys;
+        u32 select = threadIdx.x % 4 < 2 ? 0x1010 : 0x3232;
+#pragma unroll
+        for (u32 i = 0; i < MAX_SLICES; i++) {
+#pragma unroll
+            for (u32 j = 0; j < 2; j++) {
+                const uint4 &x = codes[i][j];
+                u32 scale = __byte_perm(scales[i][j], 0, select);
+                keys.pieces[2 * i][j] = q8_piece(x.x, x.y, scale);
+                keys.pieces[2 * i + 1][j] = q8_piece(x.z, x.w, scale);
+            }
+        }
+        return keys;
+    }
+};
+
+// A lane's values of a tile's slice in bytes, and the scales of its four positions.
+struct Q8Values {
+    uint4 codes[2];
+    uint2 scales[2];
+
+    template <bool IN_PAGE>
+    __device__ __forceinline__ void load(const Slices &slices, u32 slice, u32 columns) {
+        // Lanes without a piece load another lane's; their columns are unused.
+        u32 lane = threadIdx.x % 32, lanes = min(32, q8_stride(columns) / 2 - 32 * slice), at = min(lane, lanes - 1);
+        const uint4 *from = (const uint4 *)slices.at[slice];
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            codes[i] = read_piece<IN_PAGE>(from + i * lanes + at);
+            scales[i] = read_piece<IN_PAGE>((const uint2 *)(from + 2 * lanes) + 4 * i + lane % 4);
+        }
+    }
+
+    // Those of positions in [from, to): others, whose probability is zero, may have scales that are NaN.
+    __device__ __forceinline__ ValueFragment unpack(u32 from, u32 to) const {
+        ValueFragment values;
+        u32 select = threadIdx.x % 32 < 16 ? 0x1010 : 0x3232;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const uint4 &x = codes[i / 2];
+            u32 place = position_of_lane(i), scale = i % 2 ? scales[i / 2].y : scales[i / 2].x;
+            scale = place >= from && place < to ? __byte_perm(scale, 0, select) : 0;
+            values.pieces[i] = i % 2 ? q8_piece(x.z, x.w, scale) : q8_piece(x.x, x.y, scale);
+        }
+        return values;
     }
 };
 

@@ -102,9 +102,12 @@ DEVICE void copy_async(u32 to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// Copies four bytes likewise.
+// Copies four bytes, or eight, likewise.
 DEVICE void copy_async4(u32 to, const void *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+DEVICE void copy_async8(u32 to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Loads four floats from shared memory. Inline assembly makes the PTX deterministic: the compiler

@@ -11,54 +11,46 @@ struct SplitTile {
     u16 *value_scales; // [KV_SPLIT, scales]
 };
 
-// The scales of a token of a head: they lie behind the elements of the head's page.
-DEVICE u16 *scales_of(KvElement *elements, u64 head, u32 token, u32 dim) {
-    u64 at = head * kv_elements(dim) + kv_stride(dim);
-    return (u16 *)(elements + at * PAGE_TOKENS) + token * kv_scales(dim);
+// The scale of element `i` of a token of a head.
+DEVICE const u16 *scale_at(const KvElement *elements, u64 head, u32 token, u32 dim, u32 i) {
+    return (const u16 *)(elements + head_at(head, dim) + q8_scale(token, dim, i));
+}
+
+// Copies the scales of position `t` to shared memory asynchronously, two at a time.
+DEVICE void copy_scales(u16 *to, u32 t, const KvElement *elements, u64 head, u32 dim) {
+    u32 count = kv_scales(dim);
+    for (u32 i = 0; i < count; i += 2) {
+        copy_async4(shared_address(to + t * count + i), scale_at(elements, head, t % PAGE_TOKENS, dim, 32 * i));
+    }
 }
 
 // Copies a split's cached keys and values, positions [from, to), to shared memory asynchronously.
 DEVICE void load_split(const Attention &a, u32 kv_head, const u32 *pages, u32 from, u32 to, const SplitTile &tile) {
     u32 t = threadIdx.x, pieces = kv_stride(a.key_dim) / PIECE;
-    u32 value_pieces = kv_stride(a.value_dim) / PIECE;
+    u32 eights = kv_stride(a.value_dim) / 8;
     u32 to_keys = (u32)__cvta_generic_to_shared(tile.keys);
     u32 to_values = (u32)__cvta_generic_to_shared(tile.values);
     if (t >= from && t < to) {
         u64 head = (u64)pages[t / PAGE_TOKENS] * a.kv_heads + kv_head;
         for (u32 i = 0; i < pieces; i++) {
             const KvElement *key = a.keys + key_at(head, t % PAGE_TOKENS, a.key_dim, i * PIECE);
-            copy_piece(to_keys + sizeof(Piece) * (i * KV_SPLIT + t), key);
+            copy_piece<Piece>(to_keys + sizeof(Piece) * (i * KV_SPLIT + t), key);
         }
         if (HAS_SCALES) {
-            u32 count = kv_scales(a.key_dim), value_count = kv_scales(a.value_dim);
-            u32 to_scales = (u32)__cvta_generic_to_shared(tile.key_scales + t * count);
-            copy_scales(to_scales, scales_of(a.keys, head, t % PAGE_TOKENS, a.key_dim), count);
-            to_scales = (u32)__cvta_generic_to_shared(tile.value_scales + t * value_count);
-            copy_scales(to_scales, scales_of(a.values, head, t % PAGE_TOKENS, a.value_dim), value_count);
+            copy_scales(tile.key_scales, t, a.keys, head, a.key_dim);
+            copy_scales(tile.value_scales, t, a.values, head, a.value_dim);
         }
     }
-    for (u32 i = from * value_pieces + t; i < to * value_pieces; i += 128) {
-        u32 token = i / value_pieces;
+    for (u32 i = from * eights + t; i < to * eights; i += 128) {
+        u32 token = i / eights;
         u64 head = (u64)pages[token / PAGE_TOKENS] * a.kv_heads + kv_head;
-        u64 at = value_at(head, token % PAGE_TOKENS, a.value_dim, i % value_pieces * PIECE);
-        copy_piece(to_values + sizeof(Piece) * i, a.values + at);
+        u64 at = value_at(head, token % PAGE_TOKENS, a.value_dim, 8 * (i % eights));
+        copy_piece<Eight>(to_values + sizeof(Eight) * i, a.values + at);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 #ifdef KV_Q8
-// Stores a block of 32 elements of a key in a page; a lane has element `i`.
-DEVICE void put_key(u8 *elements, u64 head, u32 token, u32 dim, u32 i, u8 x, u16 scale) {
-    if (i < kv_stride(dim)) elements[key_at(head, token, dim, i)] = x;
-    if (i % 32 == 0) scales_of(elements, head, token, dim)[i / 32] = scale;
-}
-
-// Likewise for a value.
-DEVICE void put_value(u8 *elements, u64 head, u32 token, u32 dim, u32 i, u8 x, u16 scale) {
-    if (i < kv_stride(dim)) elements[value_at(head, token, dim, i)] = x;
-    if (i % 32 == 0) scales_of(elements, head, token, dim)[i / 32] = scale;
-}
-
 // Stores the current token's key and value in their page and in the split in shared memory; a warp
 // quantises a block at a time.
 DEVICE void store_current(const Attention &a, u32 row, u32 kv_head, u32 page, u32 at, bool is_first,
@@ -70,16 +62,16 @@ DEVICE void store_current(const Attention &a, u32 row, u32 kv_head, u32 page, u3
     const float2 *angles = a.cos_sin + (u64)row * a.rotary_pairs;
     u16 scale;
     for (u32 i = threadIdx.x; i < key_end; i += 128) {
-        u8 x = quantize_kv(i < a.key_dim ? rope_element(k, i, angles, a.rotary_pairs, a.is_neox) : 0.0f, scale);
+        u8 x = quantize_q8(i < a.key_dim ? rope_element(k, i, angles, a.rotary_pairs, a.is_neox) : 0.0f, scale);
         if (i < kv_stride(a.key_dim)) tile.keys[(i / PIECE * KV_SPLIT + at) * PIECE + i % PIECE] = x;
         if (i % 32 == 0) tile.key_scales[at * kv_scales(a.key_dim) + i / 32] = scale;
-        if (is_first) put_key(a.keys, head, token, a.key_dim, i, x, scale);
+        if (is_first) put_q8(a.keys, head, token, a.key_dim, i, true, x, scale);
     }
     for (u32 i = threadIdx.x; i < (a.value_dim + 31) / 32 * 32; i += 128) {
-        u8 x = quantize_kv(i < a.value_dim ? v[i] : 0.0f, scale);
+        u8 x = quantize_q8(i < a.value_dim ? v[i] : 0.0f, scale);
         if (i < kv_stride(a.value_dim)) tile.values[at * kv_stride(a.value_dim) + i] = x;
         if (i % 32 == 0) tile.value_scales[at * kv_scales(a.value_dim) + i / 32] = scale;
-        if (is_first) put_value(a.values, head, token, a.value_dim, i, x, scale);
+        if (is_first) put_q8(a.values, head, token, a.value_dim, i, false, x, scale);
     }
 }
 #else

@@ -206,7 +206,7 @@ struct Attention {
     u32 head_blocks; // of all query heads
     u32 head_blocks_inverse; // for `divide`: by `head_blocks`, by those of a KV head
     u32 group_blocks_inverse;
-    u32 padding;
+    u32 is_q8; // whether keys and values are bytes with scales, not halves
 };
 static_assert(sizeof(Attention) == 208);
 static_assert(OFFSET(Attention, q) == 0);
@@ -248,7 +248,7 @@ static_assert(OFFSET(Attention, group_heads) == 188);
 static_assert(OFFSET(Attention, head_blocks) == 192);
 static_assert(OFFSET(Attention, head_blocks_inverse) == 196);
 static_assert(OFFSET(Attention, group_blocks_inverse) == 200);
-static_assert(OFFSET(Attention, padding) == 204);
+static_assert(OFFSET(Attention, is_q8) == 204);
 
 // Stores new keys and values in their pages, and rotates keys and queries (RoPE).
 struct StoreKv {

@@ -19,6 +19,11 @@
 #define CACHES_EXPERTS false
 #endif
 
+// Whether the KV cache may be of bytes: that costs registers, too.
+#ifndef HAS_Q8
+#define HAS_Q8 true
+#endif
+
 #define WARPS PERSISTENT_WARPS
 #define THREADS (32 * WARPS)  // consumer threads; one of four more warps is the producer
 #define TEAMS (THREADS / TEAM) // of warps, in attention
@@ -335,6 +340,17 @@ DEVICE void wait_metadata() {
     asm volatile("bar.sync %0, %1;" ::"n"(METADATA_BARRIER), "n"(THREADS + 32) : "memory");
 }
 
+DEVICE bool is_q8(const Attention &a) { return HAS_Q8 && a.is_q8; }
+
+// Bytes of a tile of a head's keys or values.
+DEVICE u32 kv_tile_bytes(const Attention &a, u32 dim) {
+    return is_q8(a) ? q8_tile_bytes(dim) : 2 * TILE_POSITIONS * round_up8(dim);
+}
+
+// Bytes of a slot with keys or values: a slice of halves, or MMA_COLUMNS of bytes.
+DEVICE u32 kv_slot_bytes(const Attention &a) { return is_q8(a) ? MAX_SLICES * Q8_SLICE_BYTES : F16_SLICE_BYTES; }
+static_assert(F16_SLICE_BYTES <= SLOT_BYTES && MAX_SLICES * Q8_SLICE_BYTES <= SLOT_BYTES, "keys have slots");
+
 // Producer of the keys and values of this block's splits: each lane serves one consumer warp, as
 // soon as a slot is empty.
 DEVICE void produce_kv(const Attention &a, u32 lane, u32 &full) {
@@ -343,8 +359,7 @@ DEVICE void produce_kv(const Attention &a, u32 lane, u32 &full) {
     u32 items = a.head_blocks * visible.splits(), step = lane % SPLIT_TILES;
     if (first_item() >= items) return;
     const u32 *pages = shared.pages[a.page_table];
-    u32 key_bytes = TILE_POSITIONS * 2 * round_up8(a.key_dim),
-        value_bytes = TILE_POSITIONS * 2 * round_up8(a.value_dim);
+    u32 key_bytes = kv_tile_bytes(a, a.key_dim), value_bytes = kv_tile_bytes(a, a.value_dim);
     u32 number = lane < WARPS ? first_item() + lane / SPLIT_TILES * gridDim.x : items;
 #pragma unroll 1
     for (; __any_sync(~0u, number < items); number += TEAMS * gridDim.x) {
@@ -355,9 +370,9 @@ DEVICE void produce_kv(const Attention &a, u32 lane, u32 &full) {
             u32 position = item.split * KV_SPLIT + step * TILE_POSITIONS;
             if (visible.tiles(item.split).has(step)) {
                 u64 head = (u64)pages[position / PAGE_TOKENS] * a.kv_heads + item.kv_head;
-                u32 token = position % PAGE_TOKENS;
-                key = (const u8 *)(a.keys + key_at(head, token, a.key_dim, 0));
-                value = (const u8 *)(a.values + value_at(head, token, a.value_dim, 0));
+                u64 tile = head * (PAGE_TOKENS / TILE_POSITIONS) + position % PAGE_TOKENS / TILE_POSITIONS;
+                key = (const u8 *)a.keys + tile * key_bytes;
+                value = (const u8 *)a.values + tile * value_bytes;
                 key_left = key_bytes, value_left = value_bytes;
             }
         }
@@ -366,7 +381,7 @@ DEVICE void produce_kv(const Attention &a, u32 lane, u32 &full) {
             bool can_fill = key_left + value_left > 0 && is_empty(shared, lane, full);
             if (can_fill) {
                 bool is_key = key_left > 0;
-                u32 size = min(is_key ? key_left : value_left, SLICE_BYTES);
+                u32 size = min(is_key ? key_left : value_left, kv_slot_bytes(a));
                 fill(shared, lane, full++, is_key ? key : value, size);
                 if (is_key) {
                     key += size, key_left -= size;

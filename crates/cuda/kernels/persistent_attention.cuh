@@ -111,14 +111,14 @@ struct AwaitedPartials {
 // A team's workspace.
 DEVICE Workspace &team_workspace() { return ((Workspace *)shared_memory().workspace)[opaque(threadIdx.x) / TEAM]; }
 
-// Polls pair `i` of a query and, where they are needed, of the current key and value, and writes it to
-// the team's workspace. The threads of the first two heads also take the key and the value.
+// Polls pair `i` of a query and, where they are needed in f16, of the current key and value, and writes
+// it to the team's workspace. The threads of the first two heads also take the key and the value.
 DEVICE void gather_query(const Attention &a, const SplitItem &now, u32 i) {
     u32 t = opaque(threadIdx.x) % TEAM, h = t / HEAD_THREADS, position = shared_memory().position;
     Rotation rotation(a, i);
     const float *head = h < now.head_count(a) ? a.q + (now.first_head(a) + h) * a.key_dim : 0;
     PolledPair query(head, a.key_dim, rotation.first, rotation.second);
-    if (now.split == position / KV_SPLIT && h < 2) {
+    if (!is_q8(a) && now.split == position / KV_SPLIT && h < 2) {
         u32 dim = h == 0 ? a.key_dim : a.value_dim;
         u32 first = h == 0 ? rotation.first : 2 * i, second = h == 0 ? rotation.second : 2 * i + 1;
         PolledPair pair((h == 0 ? a.k : a.v) + now.kv_head * dim, dim, first, second);
@@ -135,8 +135,36 @@ DEVICE void gather_query(const Attention &a, const SplitItem &now, u32 i) {
     while (query.is_missing()) query.load_relaxed();
     float2 x = rotation(query.get());
     Workspace &workspace = team_workspace();
-    workspace.put_query(h, rotation.first, x.x);
-    workspace.put_query(h, rotation.second, x.y);
+    workspace.put_query(h, key_column(is_q8(a), rotation.first), x.x);
+    workspace.put_query(h, key_column(is_q8(a), rotation.second), x.y);
+}
+
+// Polls the current key and value, quantises them, a warp a block of 32 elements at a time, and writes
+// them to the team's workspace and, by one team of a KV head, to their page.
+DEVICE void gather_q8(const Attention &a, const SplitItem &now) {
+    u32 t = opaque(threadIdx.x) % TEAM, position = shared_memory().position;
+    u32 blocks = (max(a.key_dim, a.value_dim) > MMA_COLUMNS ? MAX_MMA_DIM : MMA_COLUMNS) / 32;
+#pragma unroll 1
+    for (u32 block = t / 32; block < 2 * blocks; block += SPLIT_TILES) {
+        bool is_key = block < blocks;
+        u32 i = 32 * (is_key ? block : block - blocks) + t % 32, dim = is_key ? a.key_dim : a.value_dim;
+        // The pair that holds the element.
+        bool are_apart = is_key && a.is_neox && i < 2 * a.rotary_pairs;
+        Rotation rotation(a, are_apart ? i % a.rotary_pairs : i / 2);
+        u32 first = is_key ? rotation.first : i, second = is_key ? rotation.second : i;
+        PolledPair pair((is_key ? a.k : a.v) + now.kv_head * dim, dim, first, second);
+        while (pair.is_missing()) pair.load_relaxed();
+        float2 x = pair.get();
+        if (is_key) x = rotation(x);
+        u16 scale;
+        u8 code = quantize_q8(i == first ? x.x : x.y, scale);
+        Workspace &workspace = team_workspace();
+        u16 *own = is_key ? workspace.current_key : workspace.current_value;
+        own[is_key ? key_column(true, i) : i] = q8_half(code, scale);
+        if (now.head_group > 0) continue;
+        u64 head = (u64)shared_memory().pages[a.page_table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
+        put_q8((u8 *)(is_key ? a.keys : a.values), head, position % PAGE_TOKENS, dim, i, is_key, code, scale);
+    }
 }
 
 // All pairs: threads have some of a head, `HEAD_THREADS` apart.
@@ -144,15 +172,18 @@ DEVICE void gather_queries(const Attention &a, const SplitItem &now) {
     u32 i = opaque(threadIdx.x) % HEAD_THREADS;
     gather_query(a, now, i);
     if (max(a.key_dim, a.value_dim) > MMA_COLUMNS) gather_query(a, now, i + HEAD_THREADS);
+    if (is_q8(a) && now.split == shared_memory().position / KV_SPLIT) gather_q8(a, now);
 }
 
-// Stores the current key and value in their page: a thread eight elements.
+// Stores the current key and value in f16 in their page: a thread eight elements.
 DEVICE void store_current(const Attention &a, const SplitItem &now) {
     u32 position = shared_memory().position, t = opaque(threadIdx.x) % TEAM, i = t % HEAD_THREADS;
     bool is_key = t < HEAD_THREADS;
     u32 eights = round_up8(is_key ? a.key_dim : a.value_dim) / 8, token = position % PAGE_TOKENS;
     // By one team of a KV head.
-    if (now.split != position / KV_SPLIT || now.head_group > 0 || t >= 2 * HEAD_THREADS || i >= eights) return;
+    if (is_q8(a) || now.split != position / KV_SPLIT || now.head_group > 0 || t >= 2 * HEAD_THREADS || i >= eights) {
+        return;
+    }
     u64 head = (u64)shared_memory().pages[a.page_table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
     const Workspace &workspace = team_workspace();
     if (is_key) {
@@ -196,13 +227,37 @@ DEVICE void publish(const Attention &a, const SplitItem &now, u32 first_column) 
 }
 
 // Slots of MMA_COLUMNS of a tile's keys, or of its values; `columns` are left.
-DEVICE u32 slices_of(u32 columns) { return columns > SLICE_DIM ? 2 : 1; }
-static_assert(SLICE_BYTES <= SLOT_BYTES, "a slice has a slot");
+DEVICE u32 slots_of(const Attention &a, u32 columns) { return columns > SLICE_DIM && !is_q8(a) ? 2 : 1; }
 
 // Waits for the next slices.
-DEVICE Slices take_slices(SharedMemory &shared, ConsumerRing &ring, u32 columns) {
-    const uint4 *first = (const uint4 *)ring.take(shared);
-    return {{first, slices_of(columns) > 1 ? (const uint4 *)ring.take(shared) : first}};
+DEVICE Slices take_slices(const Attention &a, SharedMemory &shared, ConsumerRing &ring, u32 columns) {
+    const u8 *first = ring.take(shared);
+    return {{first, slots_of(a, columns) > 1 ? ring.take(shared) : first + Q8_SLICE_BYTES}};
+}
+
+// Loads the next MMA_COLUMNS of a tile's keys.
+DEVICE void take_keys(const Attention &a, SharedMemory &shared, ConsumerRing &ring, u32 columns, KeyFragment &keys) {
+    Slices slices = take_slices(a, shared, ring, columns);
+    if (is_q8(a)) {
+        Q8Keys stored;
+        stored.load<false>(slices, columns);
+        keys = stored.unpack();
+    } else {
+        keys.load<false>(slices, columns);
+    }
+    ring.release(shared, slots_of(a, columns));
+}
+
+// Loads a slice of a tile's values.
+DEVICE void load_values(const Attention &a, const Slices &slices, u32 slice, u32 columns, const Extent &extent,
+                        ValueFragment &values) {
+    if (is_q8(a)) {
+        Q8Values stored;
+        stored.load<false>(slices, slice, columns);
+        values = stored.unpack(extent.from(), extent.to());
+    } else {
+        values.load<false>(slices, slice, columns);
+    }
 }
 
 // Attention of the row: each team takes other splits; a warp takes a tile, whose keys and values
@@ -229,8 +284,7 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
         KeyFragment keys = {};
         // The same order as in `produce_kv`.
         if (extent.tiles().has(tile)) {
-            keys.load<false>(take_slices(shared, ring, a.key_dim), a.key_dim);
-            ring.release(shared, slices_of(a.key_dim));
+            take_keys(a, shared, ring, a.key_dim, keys);
         }
         gather_queries(a, now);
         team_sync(TEAM_BARRIER + team, SPLIT_TILES);
@@ -246,8 +300,7 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
                 keys.add_scores(column, a.key_dim - column, workspace, scores);
                 column += MMA_COLUMNS;
                 if (column >= a.key_dim) break;
-                keys.load<false>(take_slices(shared, ring, a.key_dim - column), a.key_dim - column);
-                ring.release(shared, slices_of(a.key_dim - column));
+                take_keys(a, shared, ring, a.key_dim - column, keys);
             }
             float x[4], factor = query_scale(a, shared.position);
             scores.get(x);
@@ -257,18 +310,18 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
         for (u32 column = 0; column < a.value_dim; column += MMA_COLUMNS) {
             u32 columns = a.value_dim - column;
             if (has_tile) {
-                Slices slices = take_slices(shared, ring, columns);
+                Slices slices = take_slices(a, shared, ring, columns);
                 ValueFragment values;
-                values.load<false>(slices, 0, columns);
+                load_values(a, slices, 0, columns, extent, values);
                 float *out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
                 if (extent.has_current()) values.take_current(extent.current_place(), 0, column, workspace);
                 values.sum(probabilities, 0, out);
                 if (columns > SLICE_DIM) {
-                    values.load<false>(slices, 1, columns);
+                    load_values(a, slices, 1, columns, extent, values);
                     if (extent.has_current()) values.take_current(extent.current_place(), 1, column, workspace);
                     values.sum(probabilities, 1, out);
                 }
-                ring.release(shared, slices_of(columns));
+                ring.release(shared, slots_of(a, columns));
             }
             team_sync(TEAM_BARRIER + team, SPLIT_TILES);
             publish(a, now, column);

@@ -1,7 +1,8 @@
 // Prefill attention (flash attention): a block takes 64 query rows of a sequence, those of all
 // query heads of a KV head side by side, and iterates over 64 positions at a time, counted from
 // position 0, with an online softmax. Queries and probabilities are rounded to f16, as the KV cache
-// is. A row's result does not depend on the rows beside it: invisible positions add nothing.
+// is, or becomes where it holds bytes. A row's result does not depend on the rows beside it:
+// invisible positions add nothing.
 //
 // Positions form splits of 2048. Each split has its own softmax, and splits are merged in order: by
 // one block, or, where a step has too few query rows to fill the device, by the last of several
@@ -10,8 +11,8 @@
 //
 // Grid: (blocks of query rows, KV heads, blocks that share splits); 128 threads, 16 rows a warp.
 // Shared memory: queries, and two stages of keys and values. Bound by tensor cores and exponentials.
+#include "decode_mma.cuh"
 #include "kv_split.cuh"
-#include "packed.cuh"
 
 #define POSITIONS 64u
 #define BLOCK 128u
@@ -27,6 +28,11 @@ DEVICE uint4 ldmatrix_x4_trans(u32 at) {
 // Copies sixteen bytes to shared memory asynchronously, or writes zeros.
 DEVICE void copy_or_clear(u32 to, const void *from, bool is_valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_valid ? 16 : 0)
+                 : "memory");
+}
+
+DEVICE void store_shared(u32 to, const uint4 &x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                  : "memory");
 }
 
@@ -128,7 +134,7 @@ struct PositionRange {
 };
 
 // Loads the keys (`key_place`) and values `[POSITIONS, DIM]` of blocks of positions, in the order
-// of the pages.
+// of the pages in f16.
 template <u32 DIM> struct KvLoader {
     static const u32 PAGES = POSITIONS / PAGE_TOKENS, STEPS = POSITIONS / TILE_POSITIONS, PIECES = DIM / 8;
     static_assert(BLOCK == 4 * PAGE_TOKENS && BLOCK == 8 * TILE_POSITIONS,
@@ -155,8 +161,8 @@ template <u32 DIM> struct KvLoader {
         return ((u64)pages[position / PAGE_TOKENS] * a.kv_heads + kv_head) * PAGE_TOKENS;
     }
 
-    // Loads a block to these addresses.
-    __device__ __forceinline__ void block(u32 start, u32 keys, u32 values) const {
+    // Begins to load a block to these addresses.
+    __device__ __forceinline__ void begin(u32 start, u32 keys, u32 values) const {
         if (a.key_dim == DIM && a.value_dim == DIM && range.has_block(start)) {
             whole(start, keys, values);
         } else {
@@ -209,7 +215,105 @@ template <u32 DIM> struct KvLoader {
             copy_or_clear(to, is_valid ? a.values + 8 * from : a.values, is_valid);
         }
     }
+
+    // The copies need no thread.
+    __device__ __forceinline__ void finish(u32, u32) const {}
 };
+
+// Sixteen codes of a key and eight codes of each of two values, with their scales.
+struct Q8Unit {
+    uint4 keys, values;
+    u32 key_scales;
+    uint2 value_scales;
+};
+
+// Likewise from bytes, which become halves on the way: a thread holds its codes in registers from
+// `begin` to `finish`, but where heads are wide: there are too few for that.
+template <u32 DIM> struct Q8Loader {
+    static const u32 PAGES = POSITIONS / PAGE_TOKENS, UNITS = DIM / SLICE_DIM * PAGES;
+    static const u32 HELD = DIM > MAX_SPLIT_DIM ? PAGES : UNITS;
+    const Attention &a;
+    const u32 *pages;
+    u32 kv_head;
+    PositionRange range; // visible positions
+    Q8Unit units[HELD];
+
+    __device__ __forceinline__ Q8Loader(const Attention &a, const u32 *pages, u32 kv_head, const PositionRange &range)
+        : a(a), pages(pages), kv_head(kv_head), range(range) {}
+
+    // Of a unit's codes of a key: its token in the page, and sixteens before them in the slice.
+    static __device__ __forceinline__ u32 key_token() { return threadIdx.x / 4; }
+    static __device__ __forceinline__ u32 key_sixteen() { return threadIdx.x % 4; }
+    // Of its codes of values: the first token in the page, and eights before them.
+    static __device__ __forceinline__ u32 value_token() {
+        return threadIdx.x / 64 * TILE_POSITIONS + threadIdx.x / 32 % 2 * 8 + threadIdx.x % 4 * 2;
+    }
+    static __device__ __forceinline__ u32 value_eight() { return threadIdx.x / 4 % 8; }
+
+    // Loads unit `k` of a block. Scales of invisible positions, whose pages may be gone, are zero, as
+    // they are beyond the head.
+    __device__ __forceinline__ void load(Q8Unit &unit, u32 start, u32 k) const {
+        u32 column = k / PAGES * SLICE_DIM, first = start + k % PAGES * PAGE_TOKENS;
+        u32 token = key_token(), at = column + 16 * key_sixteen();
+        unit = {};
+        if (first >= range.to || first + PAGE_TOKENS <= range.from) return;
+        u64 head = (u64)pages[first / PAGE_TOKENS] * a.kv_heads + kv_head;
+        if (range.has(first + token) && at < a.key_dim) {
+            const u8 *from = (const u8 *)a.keys + q8_head(head, a.key_dim);
+            unit.keys = read_piece<true>((const uint4 *)(from + q8_key(token, a.key_dim, at)));
+            unit.key_scales = read_piece<true>((const u32 *)(from + q8_scale(token, a.key_dim, column)));
+        }
+        token = value_token(), at = column + 8 * value_eight();
+        bool has_first = range.has(first + token), has_second = range.has(first + token + 1);
+        if ((has_first || has_second) && at < a.value_dim) {
+            const u8 *from = (const u8 *)a.values + q8_head(head, a.value_dim);
+            unit.values = read_piece<true>((const uint4 *)(from + q8_value(token, a.value_dim, at)));
+            unit.value_scales = read_piece<true>((const uint2 *)(from + q8_scale(token, a.value_dim, column)));
+            if (!has_first) unit.value_scales.x = 0;
+            if (!has_second) unit.value_scales.y = 0;
+        }
+    }
+
+    // Stores unit `k` of a block at these addresses.
+    static __device__ __forceinline__ void store(const Q8Unit &unit, u32 k, u32 keys, u32 values) {
+        u32 eight = k / PAGES * (SLICE_DIM / 8), first = k % PAGES * PAGE_TOKENS;
+        u32 scale = __byte_perm(unit.key_scales, 0, key_sixteen() < 2 ? 0x1010 : 0x3232);
+        u32 i = eight + 2 * key_sixteen(), token = first + key_token();
+        store_shared(keys + 16 * key_place(i, token), q8_piece(unit.keys.x, unit.keys.y, scale));
+        store_shared(keys + 16 * key_place(i + 1, token), q8_piece(unit.keys.z, unit.keys.w, scale));
+        u32 select = value_eight() < 4 ? 0x1010 : 0x3232;
+        i = eight + value_eight(), token = first + value_token();
+        scale = __byte_perm(unit.value_scales.x, 0, select);
+        store_shared(values + token * (2 * DIM) + (i ^ token % 8) * 16, q8_piece(unit.values.x, unit.values.y, scale));
+        token++;
+        scale = __byte_perm(unit.value_scales.y, 0, select);
+        store_shared(values + token * (2 * DIM) + (i ^ token % 8) * 16, q8_piece(unit.values.z, unit.values.w, scale));
+    }
+
+    __device__ __forceinline__ void begin(u32 start, u32 keys, u32 values) {
+#pragma unroll
+        for (u32 k = 0; k < UNITS; k += HELD) {
+#pragma unroll
+            for (u32 i = 0; i < HELD; i++) load(units[i], start, k + i);
+            if (HELD < UNITS) store_held(k, keys, values);
+        }
+    }
+
+    __device__ __forceinline__ void finish(u32 keys, u32 values) const {
+        if (HELD == UNITS) store_held(0, keys, values);
+    }
+
+    __device__ __forceinline__ void store_held(u32 first, u32 keys, u32 values) const {
+#pragma unroll
+        for (u32 i = 0; i < HELD; i++) store(units[i], first + i, keys, values);
+    }
+};
+
+#ifdef KV_Q8
+template <u32 DIM> using Loader = Q8Loader<DIM>;
+#else
+template <u32 DIM> using Loader = KvLoader<DIM>;
+#endif
 
 // The softmax of a lane's two rows over some positions: row max, row sum, and sum of values. Before
 // `sum_quads` a row sum is this lane's part of it.
@@ -412,8 +516,9 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     if (blockIdx.z >= splits) return;
     if (blockIdx.z > 0) block = (first_split + blockIdx.z) * SPLIT_BLOCKS;
     bool is_shared = gridDim.z > 1 && splits > 1;
-    KvLoader<DIM> fetch(a, metadata.pages(a.page_table, rows.span), kv_head, any_visible);
-    fetch.block(block * POSITIONS, keys, values);
+    Loader<DIM> fetch(a, metadata.pages(a.page_table, rows.span), kv_head, any_visible);
+    fetch.begin(block * POSITIONS, keys, values);
+    fetch.finish(keys, values);
     asm volatile("cp.async.commit_group;" ::: "memory");
     load_queries<DIM>(a, rows, row, kv_head, shared);
 
@@ -434,9 +539,8 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
         bool ends_split = block == last || (block + 1) % SPLIT_BLOCKS == 0;
         // Blocks that share splits take turns.
         next = block + 1 + (ends_split ? (gridDim.z - 1) * SPLIT_BLOCKS : 0);
-        if (next <= last) {
-            fetch.block(next * POSITIONS, keys + (stage ^ 1) * STAGE, values + (stage ^ 1) * STAGE);
-        }
+        u32 next_keys = keys + (stage ^ 1) * STAGE, next_values = values + (stage ^ 1) * STAGE;
+        if (next <= last) fetch.begin(next * POSITIONS, next_keys, next_values);
         asm volatile("cp.async.commit_group;" ::: "memory");
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
@@ -451,6 +555,7 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
         }
         online_softmax(scores, softmax);
         multiply_values<DIM>(a, scores, values + stage * STAGE, lane, softmax.out);
+        if (next <= last) fetch.finish(next_keys, next_values);
         __syncthreads();
         if (DIM > MAX_SPLIT_DIM || !ends_split) continue;
         softmax.sum_quads();

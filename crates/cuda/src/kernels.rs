@@ -47,8 +47,9 @@ macro_rules! modules {
 }
 
 modules! {
-    rows recurrent hyper select sample attention attention_f32 attention_q8 decode_attention_mma
-    prefill_attention
+    rows recurrent hyper select sample attention attention_f32 attention_q8
+    decode_attention_mma decode_attention_mma_q8
+    prefill_attention prefill_attention_q8
     gemv_mma gemm_mma permute_experts gemm_wgmma all_gather expert_cache
     persistent persistent_s24 persistent_experts persistent_cached
 }
@@ -128,6 +129,21 @@ fn with_fused(module: &Module, name: &str) -> Result<[Kernel; 2]> {
     Ok([kernel(name)?, kernel(&format!("{name}_fused"))?])
 }
 
+/// Decode attention on tensor cores of heads of up to `MMA_COLUMNS`, and of wider ones: for any
+/// rows, and for rows that are alone in their sequences.
+type DecodeAttention = [[Kernel; 2]; 2];
+
+fn decode_attention(module: &Module) -> Result<DecodeAttention> {
+    let kernels = |name: &str| with_fused(module, name);
+    Ok([kernels("decode_attention_mma_128")?, kernels("decode_attention_mma_256")?])
+}
+
+/// Prefill attention of each of [`PREFILL_DIMS`].
+fn prefill_attention(module: &Module) -> Result<Vec<Kernel>> {
+    let kernel = |&dims| module.kernel(&format!("prefill_attention_{dims}"), prefill_bytes(dims));
+    PREFILL_DIMS.iter().map(kernel).collect()
+}
+
 /// All kernels.
 pub(crate) struct Kernels {
     /// Of each of [`MmaLayout::ALL`].
@@ -170,11 +186,10 @@ pub(crate) struct Kernels {
     attention_f16: Attention,
     attention_f32: Attention,
     attention_q8: Attention,
-    /// Decode attention on tensor cores, of heads of up to `MMA_COLUMNS` and of wider ones: for
-    /// any rows, and for rows that are alone in their sequences.
-    pub(crate) decode_attention: [[Kernel; 2]; 2],
-    /// Prefill attention, of each of [`PREFILL_DIMS`].
-    pub(crate) prefill_attention: Vec<Kernel>,
+    /// Decode attention on tensor cores, of halves and of bytes.
+    decode_attention: [DecodeAttention; 2],
+    /// Prefill attention, of halves and of bytes, of each of [`PREFILL_DIMS`].
+    prefill_attention: [Vec<Kernel>; 2],
     /// The persistent kernel, of each of [`VARIANTS`], on devices that have it.
     pub(crate) persistent: Option<Vec<Kernel>>,
     is_hopper: bool,
@@ -189,10 +204,7 @@ impl Kernels {
         let layouts = MmaLayout::ALL.map(|layout| LayoutKernels::load(layout, &modules, is_hopper));
         let Modules { rows, recurrent, sample, gemv_mma, permute_experts, .. } = &modules;
         let Modules { hyper, select, expert_cache, .. } = &modules;
-        let Modules { decode_attention_mma, prefill_attention, .. } = &modules;
-        let prefill = PREFILL_DIMS.map(|dims| {
-            prefill_attention.kernel(&format!("prefill_attention_{dims}"), prefill_bytes(dims))
-        });
+        let Modules { decode_attention_mma, decode_attention_mma_q8, .. } = &modules;
         let persistent = || -> Result<Vec<Kernel>> {
             let Modules { persistent, persistent_s24, .. } = &modules;
             let Modules { persistent_experts, persistent_cached, .. } = &modules;
@@ -243,10 +255,13 @@ impl Kernels {
             attention_f32: Attention::of(&modules.attention_f32)?,
             attention_q8: Attention::of(&modules.attention_q8)?,
             decode_attention: [
-                with_fused(decode_attention_mma, "decode_attention_mma_128")?,
-                with_fused(decode_attention_mma, "decode_attention_mma_256")?,
+                decode_attention(decode_attention_mma)?,
+                decode_attention(decode_attention_mma_q8)?,
             ],
-            prefill_attention: prefill.into_iter().collect::<Result<_>>()?,
+            prefill_attention: [
+                prefill_attention(&modules.prefill_attention)?,
+                prefill_attention(&modules.prefill_attention_q8)?,
+            ],
             persistent: if is_hopper { Some(persistent()?) } else { None },
             is_hopper,
             _modules: modules,
@@ -270,6 +285,16 @@ impl Kernels {
             KvLayout::F32 => &self.attention_f32,
             KvLayout::Q8 => &self.attention_q8,
         }
+    }
+
+    /// The decode attention kernels on tensor cores of a KV layout that has them.
+    pub(crate) fn decode_attention(&self, kv: KvLayout) -> &DecodeAttention {
+        &self.decode_attention[usize::from(kv == KvLayout::Q8)]
+    }
+
+    /// The prefill attention kernels of such a KV layout.
+    pub(crate) fn prefill_attention(&self, kv: KvLayout) -> &[Kernel] {
+        &self.prefill_attention[usize::from(kv == KvLayout::Q8)]
     }
 
     /// The kernel that reads rows of a table.

@@ -1,9 +1,8 @@
 //! How the KV cache is stored (`kernels/kv_layout.cuh`). This file must not know the device.
 //!
 //! A head of a page holds 32 tokens. Bytes are offset by 128 and have f16 scales, one for 32
-//! elements. The scales lie behind the bytes of all 32 tokens, an even number for each token, so
-//! that a token's scales can be copied alone. Everything that is copied begins at a multiple of its
-//! size.
+//! elements. Behind the bytes of 64 columns of 16 tokens lie their scales, two for each token.
+//! Everything that is copied begins at a multiple of its size.
 
 use bodkin_backend::{KvType, PAGE_TOKENS};
 use bodkin_gguf::Format;
@@ -87,7 +86,7 @@ impl KvLayout {
     /// Whether decode attention reads these heads with tensor cores.
     pub(crate) fn has_mma(self, slot: &KvSlot) -> bool {
         let dim = self.stride(slot.key_dim).max(self.stride(slot.value_dim));
-        self == KvLayout::F16 && dim <= MAX_MMA_DIM
+        self != KvLayout::F32 && dim <= MAX_MMA_DIM
     }
 }
 

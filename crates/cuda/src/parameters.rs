@@ -219,7 +219,9 @@ parameters! {
         /// of all query heads
         head_blocks: u32,
         /// for `divide`: by `head_blocks`, by those of a KV head
-        head_blocks_inverse: u32, group_blocks_inverse: u32, padding: u32,
+        head_blocks_inverse: u32, group_blocks_inverse: u32,
+        /// whether keys and values are bytes with scales, not halves
+        is_q8: u32,
     }
 
     /// Stores new keys and values in their pages, and rotates keys and queries (RoPE).

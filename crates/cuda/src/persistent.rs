@@ -29,8 +29,8 @@ pub(crate) struct Variant {
     /// Its name, and that of its file.
     pub(crate) name: &'static str,
     layouts: &'static [MmaLayout],
-    /// Whether it has stages for norms, experts and recurrent layers; it has no attention with
-    /// softcaps then.
+    /// Whether it has stages for norms, experts and recurrent layers; its attention has no softcaps
+    /// and reads no bytes then.
     has_experts: bool,
 }
 
@@ -92,12 +92,12 @@ impl Persistent {
     /// The stages that one kernel can run, if they are most of a step. The last one is a wide
     /// matmul whose results no other stage of the kernel reads: there all blocks reset the
     /// sentinels. Kernels of their own scale the logits.
-    pub(crate) fn of(plan: &Plan, program: &Program) -> Option<Persistent> {
+    pub(crate) fn of(plan: &Plan, program: &Program, kv: KvLayout) -> Option<Persistent> {
         let stages = &program.stages;
         let last = stages.iter().rposition(|stage| matches!(stage.work, Work::Matmul(_)))?;
         let Work::Matmul(head) = &stages[last].work else { return None };
         let workspace = |variant: &Variant, i: usize| {
-            let bytes = variant.workspace(plan, program, i);
+            let bytes = variant.workspace(plan, program, kv, i);
             bytes.filter(|&bytes| bytes <= MAX_WORKSPACE_BYTES)
         };
         let start_for = |variant: &Variant| {
@@ -182,11 +182,11 @@ fn gather_stores(stage: Option<&Stage>) -> bool {
 
 impl Variant {
     /// The shared memory that stage `i` needs for its input; none if this kernel cannot run it.
-    fn workspace(&self, plan: &Plan, program: &Program, i: usize) -> Option<usize> {
+    fn workspace(&self, plan: &Plan, program: &Program, kv: KvLayout, i: usize) -> Option<usize> {
         match (&program.stages[i].work, program.fusions[i]) {
             (Work::Norm(_), Fusion::FusedAway) => Some(0),
             // As much as the matmul that it is fused into, so that no range begins behind that.
-            (_, Fusion::FusedAway) => self.workspace(plan, program, i - 1),
+            (_, Fusion::FusedAway) => self.workspace(plan, program, kv, i - 1),
             (Work::Norm(norm), _) if norm.kind == NormKind::Rms && norm.bias.is_none() => {
                 let n = program.values[norm.input.0].content.stride() / norm.groups;
                 // Elements and weights: of a row, or of the group of each warp.
@@ -224,10 +224,10 @@ impl Variant {
             ) => self.has_experts.then_some(0),
             (Work::Attend(attend), _) => {
                 let is_known = plan.window_indices()[attend.slot] < MAX_TABLES;
-                let has_mma = KvLayout::F16.has_mma(&plan.slots[attend.slot]);
-                let has_softcap = attend.attention.softcap.is_some();
+                let has_mma = kv.has_mma(&plan.slots[attend.slot]);
+                let is_special = attend.attention.softcap.is_some() || kv == KvLayout::Q8;
                 let can = has_mma && attend.attention.causal && attend.kv.is_some() && is_known;
-                let can = can && !(has_softcap && self.has_experts);
+                let can = can && !(is_special && self.has_experts);
                 can.then_some(ATTENTION_TEAMS * MMA_WORKSPACE_BYTES)
             }
             _ => None,
@@ -309,15 +309,16 @@ mod tests {
         let run = first.unwrap()..program.stages.len();
         for i in run.clone() {
             let name = &program.stages[i].name;
-            assert!(experts.workspace(&plan, &program, i).is_some(), "{name}");
+            assert!(experts.workspace(&plan, &program, KvLayout::F16, i).is_some(), "{name}");
         }
-        assert!(run.clone().any(|i| plain.workspace(&plan, &program, i).is_none()));
+        assert!(run.clone().any(|i| plain.workspace(&plan, &program, KvLayout::F16, i).is_none()));
         // The weighted sum and the residual are fused into the matmul before them.
         let fusions = &program.fusions;
         let is_sum = |i: &usize| matches!(fusions[*i], Fusion::Runs(MatmulFusion::Sum { .. }));
         let of_sums: Vec<usize> = run.clone().filter(is_sum).collect();
         for &i in &of_sums {
-            let bytes = [i, i + 1, i + 2].map(|i| experts.workspace(&plan, &program, i));
+            let bytes =
+                [i, i + 1, i + 2].map(|i| experts.workspace(&plan, &program, KvLayout::F16, i));
             assert!(
                 bytes.iter().all(|other| *other == bytes[0]),
                 "no run begins in a sum: {bytes:?}"
@@ -328,6 +329,19 @@ mod tests {
         let unlisted = run.filter(|&i| fusions[i] == Fusion::FusedAway);
         assert!(sums > 0);
         assert_eq!(unlisted.filter(|i| !is_norm(i)).count(), 2 * sums);
+    }
+
+    #[test]
+    fn bytes_of_the_kv_cache_are_read_where_there_are_registers() {
+        let (plan, program) = lowered("qwen3moe-q4_k_m");
+        let is_attention = |i: &usize| matches!(program.stages[*i].work, Work::Attend(_));
+        let attention = (0..program.stages.len()).find(is_attention).unwrap();
+        let can = |kv| {
+            VARIANTS.map(|variant| variant.workspace(&plan, &program, kv, attention).is_some())
+        };
+        assert_eq!(can(KvLayout::F16), [true; 4]);
+        assert_eq!(can(KvLayout::Q8), [true, true, false, false]);
+        assert_eq!(can(KvLayout::F32), [false; 4]);
     }
 
     #[test]
@@ -345,7 +359,7 @@ mod tests {
             assert!(stages.iter().any(|stage| stage.name == layers), "{model}");
             let first = stages.iter().position(|stage| matches!(stage.work, Work::Norm(_)));
             for (i, stage) in stages.iter().enumerate().skip(first.unwrap()) {
-                let bytes = VARIANTS[2].workspace(&plan, &program, i);
+                let bytes = VARIANTS[2].workspace(&plan, &program, KvLayout::F16, i);
                 assert!(bytes.is_some(), "{model}: {}", stage.name);
             }
         }

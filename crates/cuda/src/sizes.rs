@@ -108,7 +108,7 @@ impl SplitSizes {
         let row_bytes = splits * split_bytes;
         let most = PARTIAL_BYTES.checked_div(row_bytes).unwrap_or(0);
         let slots = plan.slots.iter().zip(&window_indices).filter(|(slot, _)| {
-            kv == KvLayout::F16 && slot.key_dim.max(slot.value_dim) <= MAX_SPLIT_DIM
+            kv != KvLayout::F32 && slot.key_dim.max(slot.value_dim) <= MAX_SPLIT_DIM
         });
         let prefill = slots.map(|(slot, &window_index)| {
             let pool = PAGE_TOKENS * limits.pages[window_index];
@@ -167,10 +167,9 @@ impl ScoreSizes {
 impl Sizes {
     pub(crate) fn new(plan: &Plan, program: &Program, limits: &Limits, kv: KvLayout) -> Sizes {
         let (tokens, outputs) = (limits.tokens, limits.outputs);
-        // The persistent kernel reads a KV cache of halves.
         let can_poll = program.devices == 1 || program.are_connected;
-        let persistent =
-            (kv == KvLayout::F16 && can_poll).then(|| Persistent::of(plan, program)).flatten();
+        let can_poll = can_poll && kv != KvLayout::F32;
+        let persistent = if can_poll { Persistent::of(plan, program, kv) } else { None };
         let last = persistent.as_ref().map(|persistent| persistent.stages.end - 1);
         let (non_aliased, reset_bytes) =
             last.map_or_else(Default::default, |i| non_aliased(program, i));

@@ -26,7 +26,7 @@ impl Step<'_> {
         let (a, slot) = (&attend.attention, &self.plan.slots[attend.slot]);
         let kv = self.sizes.kv_layout;
         let [least, whole] = shared_memory::attend_bytes(kv, a, slot);
-        let prefill = prefill_kernel(a).filter(|_| kv == KvLayout::F16);
+        let prefill = prefill_kernel(a).filter(|_| kv != KvLayout::F32);
         let prefill = prefill.filter(|_| self.size.has_prefill);
         let is_alone = self.size.spans == self.size.tokens
             && prefill.is_none()
@@ -47,7 +47,7 @@ impl Step<'_> {
         let grid = [rows, blocks(a), splits];
         let (kernels, threads) = if kv.has_mma(slot) {
             let is_wide = kv.stride(slot.key_dim).max(kv.stride(slot.value_dim)) > MMA_COLUMNS;
-            (&self.kernels.decode_attention[usize::from(is_wide)], 32 * SPLIT_TILES)
+            (&self.kernels.decode_attention(kv)[usize::from(is_wide)], 32 * SPLIT_TILES)
         } else {
             let grouped = usize::from(a.heads > a.kv_heads);
             (&self.kernels.attention(kv).attention[grouped], KV_SPLIT)
@@ -73,7 +73,7 @@ impl Step<'_> {
         let max_splits = if sharing > 1 { splits } else { 1 };
         let parameters = p::Attention { max_splits: max_splits as u32, ..*parameters };
         let grid = [row_blocks, a.kv_heads, sharing];
-        let kernel = self.kernels.prefill_attention[i];
+        let kernel = self.kernels.prefill_attention(self.sizes.kv_layout)[i];
         let shared = shared_memory::prefill_bytes(PREFILL_DIMS[i]);
         // SAFETY: the page tables cover what the rows attend to; there is room for the partials,
         // of one split of each row in any case.
@@ -135,6 +135,7 @@ impl Step<'_> {
             head_blocks: blocks(a) as u32,
             head_blocks_inverse: inverse(blocks(a)),
             group_blocks_inverse: inverse(blocks(a) / a.kv_heads),
+            is_q8: u32::from(self.sizes.kv_layout == KvLayout::Q8),
             ..p::Attention::default()
         };
         (parameters.out, parameters.out_stride) = self.place(*out);

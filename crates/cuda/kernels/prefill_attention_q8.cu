@@ -1,0 +1,3 @@
+// Prefill attention with a KV cache of bytes with scales.
+#define KV_Q8
+#include "prefill_attention.cu"
