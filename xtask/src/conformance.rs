@@ -50,12 +50,21 @@ pub(crate) struct Args {
     /// Expect that the persistent kernel stalls, as where the emulator loses a result
     #[arg(long, requires = "models")]
     stalls: bool,
+    /// The type of keys and values of the model files: `auto`, `f16` or `q8_0`
+    #[arg(long, default_value = "auto", requires = "models", value_parser = kv_type)]
+    kv_type: KvType,
     /// Only the suite's cases whose names contain this, by each type of keys and values
     #[arg(long)]
     case: Vec<String>,
     /// Model files whose single-row steps are compared with and without rewrites, and with one
     /// device.
     models: Vec<PathBuf>,
+}
+
+/// Parses a type of keys and values.
+fn kv_type(name: &str) -> Result<KvType, String> {
+    let found = KvType::ALL.into_iter().find(|kv_type| kv_type.name() == name);
+    found.ok_or_else(|| format!("`{name}` is no type of keys and values"))
 }
 
 /// Runs the suite, also with keys and values in half precision where the weights are in f32 and as
@@ -69,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return args.models.iter().try_for_each(|path| check_stall(&args.device, path));
     }
     if args.chunks {
-        return args.models.iter().try_for_each(|path| check_chunks(&args.device, path));
+        return args.models.iter().try_for_each(|path| check_chunks(args, path));
     }
     if !args.case.is_empty() {
         return args.case.iter().try_for_each(|case| check_cases(&args.device, case));
@@ -80,16 +89,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let file = bodkin_model::open(path).with_context(|| name.to_string())?;
         let plan = bodkin_model::plan(file.metadata(), file.tensors())?;
         let has_experts = !plan.routed_layers().is_empty();
-        let fused = single_rows(&Cuda::open_all(&args.device)?, path, prompts)?;
-        let plain = single_rows(&Cuda::open_all(&args.device)?.fusing(false), path, prompts)?;
+        let open =
+            || Ok::<Cuda, anyhow::Error>(Cuda::open_all(&args.device)?.keeping(args.kv_type));
+        let fused = single_rows(&open()?, path, prompts)?;
+        let plain = single_rows(&open()?.fusing(false), path, prompts)?;
         count_same(&name, WITHOUT, &fused, &plain)?;
         if args.device.len() > 1 {
-            let one = single_rows(&Cuda::open(args.device[0])?, path, prompts)?;
+            let one = Cuda::open(args.device[0])?.keeping(args.kv_type);
+            let one = single_rows(&one, path, prompts)?;
             count_same(&name, ON_ONE, &fused, &one)?;
         }
         for share in CACHED_SHARES.into_iter().filter(|_| has_experts) {
-            let cached = Cuda::open_all(&args.device)?;
-            let cached = cached.with_expert_budget(ExpertBudget::Share(share));
+            let cached = open()?.with_expert_budget(ExpertBudget::Share(share));
             count_same(&name, CACHED, &fused, &single_rows(&cached, path, prompts)?)?;
         }
     }
@@ -193,9 +204,10 @@ fn check_stall(device: &[usize], path: &Path) -> Result<()> {
 }
 
 /// A prompt's logits have to be the same however it is chunked.
-fn check_chunks(device: &[usize], path: &Path) -> Result<()> {
+fn check_chunks(args: &Args, path: &Path) -> Result<()> {
     let (prompt, steps) = CHUNKED;
-    let mut model = load(&Cuda::open_all(device)?, path, &[CHUNKED])?;
+    let cuda = Cuda::open_all(&args.device)?.keeping(args.kv_type);
+    let mut model = load(&cuda, path, &[CHUNKED])?;
     let mut rows = |chunk| -> Result<Vec<Rows>> {
         Ok(vec![(prompt, rows_behind(model.as_mut(), prompt, steps, chunk)?)])
     };

@@ -56,6 +56,8 @@ const ON_SEVERAL: [(&str, &str); 4] = [
     ("0,1", "small-moe-mxfp4.gguf"),
     ("0,1", "small-hybrid-q8_0.gguf"),
 ];
+/// The model, of those, that is also compared with keys and values as bytes.
+const BYTES: &str = STALLED;
 /// The model, of those, whose prompt has to give the same bits in chunks of any size.
 const CHUNKED: &str = STALLED;
 /// Models of the parity kit whose results are compared with the reference: those that do not take
@@ -156,6 +158,9 @@ impl Emulator {
         }
         let chunked = models.join(CHUNKED).to_string_lossy().into_owned();
         let words = ["conformance", "--chunks", &chunked];
+        checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
+        let bytes = models.join(BYTES).to_string_lossy().into_owned();
+        let words = ["conformance", "--brief", "--kv-type", "q8_0", &bytes];
         checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
         let stalled = models.join(STALLED).to_string_lossy().into_owned();
         for devices in ["0", "0,1"] {
