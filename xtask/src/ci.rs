@@ -104,3 +104,27 @@ fn command(args: &str) -> Result<Command> {
     }
     Ok(command)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::workspace::root;
+
+    /// Otherwise a run compiles them twice, with all that depends on them.
+    #[test]
+    fn this_program_and_the_tests_have_crates_with_the_same_features() {
+        let crates = |args: &str| {
+            let args = format!("tree --prefix none --format {{p}}:{{f}} {args}");
+            let output = Command::new("cargo").args(args.split(' ')).current_dir(root()).output();
+            let text = String::from_utf8(output.unwrap().stdout).unwrap();
+            let lines = text.lines().map(|line| line.trim_end_matches(" (*)").to_owned());
+            lines.collect::<BTreeSet<String>>()
+        };
+        let own = crates("--package xtask --edges normal,no-proc-macro");
+        let all = crates("--workspace --all-features --edges normal,dev,no-proc-macro");
+        assert!(own.len() > 100);
+        assert_eq!(own.difference(&all).collect::<Vec<_>>(), [""; 0]);
+    }
+}
