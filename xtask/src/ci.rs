@@ -19,8 +19,8 @@ const CHECKS: &[Step] = &[
     ("clippy", "clippy --workspace --all-targets --all-features --quiet -- -D warnings"),
 ];
 
-/// Two sequences of steps that run at the same time: a build of many crates ends with some that wait
-/// for each other, and leaves the other cores to the emulators.
+/// Two sequences of steps that run at the same time: a build of many crates ends with some that
+/// wait for each other, and leaves the other cores to the emulators.
 const EMULATED: &[Step] =
     &[("kernels", "xtask kernels --check"), ("cuda", "xtask emulate"), ("arm", "xtask arm")];
 const COMPILED: &[Step] = &[

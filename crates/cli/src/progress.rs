@@ -78,7 +78,8 @@ pub(crate) fn reporter() -> &'static Reporter {
 fn bar(what: &str, total_bytes: Option<u64>) -> ProgressBar {
     let bar = match total_bytes {
         Some(total) => ProgressBar::new(total).with_style(style(
-            "{wide_msg} [{bar:20}] {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}",
+            "{wide_msg} [{bar:20}] {decimal_bytes}/{decimal_total_bytes} \
+             {decimal_bytes_per_sec} {eta}",
         )),
         None => ProgressBar::new_spinner()
             .with_style(style("{spinner} {msg} {decimal_bytes} {decimal_bytes_per_sec}")),

@@ -78,7 +78,7 @@ pub fn check_named(backend: &dyn Backend, is_chosen: impl Fn(&str) -> bool) -> V
     failures
 }
 
-/// Whether a case is large enough for many tiles and threads: code without tiles takes long over it.
+/// Whether a case is large enough for many tiles and threads: code without tiles takes long.
 pub fn is_large(name: &str) -> bool {
     const LARGE: [&str; 5] =
         ["decoder F16", "wide decoder", "many rows", "Indexer", "value_dim: 216"];

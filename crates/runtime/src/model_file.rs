@@ -177,14 +177,11 @@ impl ModelFile {
     }
 
     /// What tells the KV caches of this model on this kind of device from those of others: a hash
-    /// of the plan, of the ends of all tensors, and of what computes.
+    /// of the plan, the ends of all tensors, the number of the pages' layout, and what computes.
     pub(crate) fn fingerprint(&self, options: &Options, backend: &dyn Backend) -> String {
         const END_BYTES: usize = 64;
-        // Another one where a backend orders the bytes of its pages otherwise.
-        const PAGE_LAYOUTS: [u8; 1] = [2];
         let mut hash = Sha256::new();
-        hash.update(env!("CARGO_PKG_VERSION"));
-        hash.update(PAGE_LAYOUTS);
+        hash.update(concat!(env!("CARGO_PKG_VERSION"), " pages 2"));
         hash.update(self.plan.to_string());
         for tensor in self.file.tensors() {
             let data = self.file.data(tensor);
