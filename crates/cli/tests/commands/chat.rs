@@ -20,9 +20,13 @@ pub(crate) fn interrupt(child: &Child) {
 const END: &str = "\r\n\r\n";
 
 fn chat(place: &Place, model: &str, flags: &[&str]) -> Terminal {
+    Terminal::start(chat_command(place, model, flags))
+}
+
+fn chat_command(place: &Place, model: &str, flags: &[&str]) -> Command {
     let flags = [&["run", model, "--temperature", "0", "--ignore-eos"], flags].concat();
     // Every token is an `x`, so that what is an answer and what is not can be told apart.
-    Terminal::start(place.bodkin(&[&flags[..], &["--logit-bias", "93+1000"]].concat()))
+    place.bodkin(&[&flags[..], &["--logit-bias", "93+1000"]].concat())
 }
 
 #[test]
@@ -139,10 +143,17 @@ fn lines_typed_during_an_answer_are_the_next_prompts() {
 #[test]
 fn a_terminal_that_a_shell_has_set_is_quiet_again() {
     let place = Place::new();
-    let mut chat = chat(&place, &model("llama"), &["--ctx-size", "20000", "-n", "9000"]);
+    let flags = ["--ctx-size", "20000", "-n", "19000"];
+    let bodkin = chat_command(&place, &model("llama"), &flags);
+    // Only a process in the foreground of its session's terminal sets the modes of that.
+    let mut command = Command::new("setsid");
+    command.arg("--ctty").arg(bodkin.get_program()).args(bodkin.get_args());
+    command.envs(bodkin.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.current_dir(bodkin.get_current_dir().unwrap());
+    let mut chat = Terminal::start(command);
     chat.say("Hello", "xxx");
-    let has_echo =
-        |chat: &Terminal| tcgetattr(&chat.keyboard).unwrap().local_modes.contains(LocalModes::ECHO);
+    let local_modes = |chat: &Terminal| tcgetattr(&chat.keyboard).unwrap().local_modes;
+    let has_echo = |chat: &Terminal| local_modes(chat).contains(LocalModes::ECHO);
     let mut modes = tcgetattr(&chat.keyboard).unwrap();
     modes.local_modes |= LocalModes::ECHO | LocalModes::ICANON;
     tcsetattr(&chat.keyboard, OptionalActions::Now, &modes).unwrap();
@@ -151,6 +162,7 @@ fn a_terminal_that_a_shell_has_set_is_quiet_again() {
         assert!(start.elapsed() < Duration::from_secs(30), "the terminal still shows keys");
         std::thread::sleep(Duration::from_millis(20));
     }
+    assert!(local_modes(&chat).contains(LocalModes::ISIG), "the answer goes on");
     interrupt(&chat.child);
     chat.leave("\x04");
 }
