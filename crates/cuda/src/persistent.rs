@@ -225,9 +225,9 @@ impl Variant {
             (Work::Attend(attend), _) => {
                 let is_known = plan.window_indices()[attend.slot] < MAX_TABLES;
                 let has_mma = kv.has_mma(&plan.slots[attend.slot]);
-                let is_special = attend.attention.softcap.is_some() || kv == KvLayout::Q8;
+                let needs_registers = attend.attention.softcap.is_some() || kv == KvLayout::Q8;
                 let can = has_mma && attend.attention.causal && attend.kv.is_some() && is_known;
-                let can = can && !(is_special && self.has_experts);
+                let can = can && !(needs_registers && self.has_experts);
                 can.then_some(ATTENTION_TEAMS * MMA_WORKSPACE_BYTES)
             }
             _ => None,
