@@ -6,9 +6,9 @@ use crate::lanes::Lanes;
 pub(crate) type Register = u32;
 
 /// Computes a register from others, in the lanes of a mask. Operands are [`Instruction::args`].
-pub(crate) type Map = fn(&mut [Lanes], &[Register; 6], u32);
+pub(crate) type Map = fn(&mut [Lanes], &[Register; OPERANDS], u32);
 /// Compares registers in all lanes, and returns a mask.
-pub(crate) type Compare = fn(&[Lanes], &[Register; 6]) -> u32;
+pub(crate) type Compare = fn(&[Lanes], &[Register; OPERANDS]) -> u32;
 
 /// A state space of PTX.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -143,7 +143,7 @@ pub(crate) struct Instruction {
     /// The predicate of the guard, and its value in the lanes that run the instruction.
     pub(crate) guard: Option<(Register, bool)>,
     /// Registers and predicates in the order of operands, padded with [`NONE`].
-    pub(crate) args: [Register; 6],
+    pub(crate) args: [Register; OPERANDS],
     /// The registers of vector operands, and of loads and stores.
     pub(crate) list: Box<[Register]>,
     /// The offset of the address, or the target of a branch.
@@ -151,15 +151,21 @@ pub(crate) struct Instruction {
     pub(crate) line: u32,
 }
 
+/// The most operands of an instruction beside vectors: those of `wgmma` with two descriptors.
+pub(crate) const OPERANDS: usize = 7;
+
 /// No register.
 pub(crate) const NONE: Register = Register::MAX;
 
 impl Instruction {
     pub(crate) fn new(op: Op) -> Instruction {
         let list = Box::default();
-        Instruction { op, guard: None, args: [NONE; 6], list, offset: 0, line: 0 }
+        Instruction { op, guard: None, args: [NONE; OPERANDS], list, offset: 0, line: 0 }
     }
 }
+
+/// The special register `%tid.x`.
+pub(crate) const THREAD: Register = 0;
 
 /// Special registers, which have the lowest numbers, in this order.
 pub(crate) const SPECIAL_REGISTERS: [&str; 12] = [

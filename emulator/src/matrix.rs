@@ -109,38 +109,95 @@ pub(crate) fn mma_sparse(
     multiply(registers, &a, &b, &list[..4], Some(&list[12..16]));
 }
 
-/// The 16 rows of `wgmma` of one warp: A from registers, B from shared memory with the 128-byte
-/// swizzle.
-pub(crate) fn wgmma(
-    registers: &mut [Lanes],
-    list: &[Register],
-    column_count: usize,
-    descriptor: u64,
-    accumulates: bool,
-    block: &mut Block,
-) -> Result<(), Fault> {
-    if descriptor >> 62 != 1 {
-        return Err(Fault(format!(
-            "expected the 128-byte swizzle, found descriptor {descriptor:#x}"
-        )));
+/// A matrix in shared memory with the 128-byte or the 64-byte swizzle, by its descriptor.
+struct Descriptor {
+    start: u64,
+    /// Bytes of a row, or of 64 columns of a transposed matrix.
+    line: u64,
+    /// From eight rows, or columns of a transposed matrix, to the next ones.
+    stride: u64,
+    /// From 64 columns of a transposed matrix to the next ones.
+    leading: u64,
+}
+
+impl Descriptor {
+    fn new(bits: u64) -> Result<Descriptor, Fault> {
+        let line = match bits >> 62 {
+            1 => 128,
+            2 => 64,
+            _ => {
+                let expected = "expected the 128-byte or the 64-byte swizzle";
+                return Err(Fault(format!("{expected}, found descriptor {bits:#x}")));
+            }
+        };
+        let field = |shift: u32| (bits >> shift & 0x3fff) << 4;
+        Ok(Descriptor { start: field(0), line, stride: field(32), leading: field(16) })
     }
-    let field = |shift: u32| (descriptor >> shift & 0x3fff) << 4;
-    let (start, stride) = (field(0), field(32));
-    let (sums, a_list) = list.split_at(column_count / 2);
-    let a = matrix_a::<16>(registers, a_list, dense);
-    for (eight, sums) in (0..).zip(sums.chunks(4)) {
-        let mut b = [[0.0; 8]; 16];
-        for (k, b) in (0..).zip(&mut b) {
-            for (column, b) in (0..).zip(b) {
-                let at = start + eight * stride + 128 * column + 2 * k;
-                let half = block.shared(at ^ (at >> 7 & 7) << 4, 2, 2)?;
-                let half = u16::from_le_bytes([half[0], half[1]]);
-                *b = f64::from(f16_table()[usize::from(half)]);
+
+    /// Element `k` of row `row`, where rows are contiguous.
+    fn by_row(&self, row: u64, k: u64, block: &mut Block) -> Result<f64, Fault> {
+        self.read(row / 8 * self.stride + row % 8 * self.line + 2 * k, block)
+    }
+
+    /// The same element, where the elements `k` of 64 rows are contiguous.
+    fn by_column(&self, row: u64, k: u64, block: &mut Block) -> Result<f64, Fault> {
+        let column = k / 8 * self.stride + k % 8 * self.line;
+        self.read(row / 64 * self.leading + column + row % 64 * 2, block)
+    }
+
+    fn read(&self, offset: u64, block: &mut Block) -> Result<f64, Fault> {
+        let at = self.start + offset;
+        let half = block.shared(at ^ (at >> 7 & (self.line / 16 - 1)) << 4, 2, 2)?;
+        let half = u16::from_le_bytes([half[0], half[1]]);
+        Ok(f64::from(f16_table()[usize::from(half)]))
+    }
+}
+
+/// A `wgmma` of one warp: 16 rows of A, and B from shared memory.
+pub(crate) struct Wgmma {
+    pub(crate) columns: usize,
+    /// The descriptor of A and the warp's number in its group, where A is not in registers.
+    pub(crate) a: Option<(u64, u64)>,
+    /// The descriptor of B.
+    pub(crate) b: u64,
+    /// Whether the columns of B are contiguous, instead of its rows.
+    pub(crate) is_transposed: bool,
+    pub(crate) accumulates: bool,
+}
+
+impl Wgmma {
+    /// `list` has the registers of the sums, then those of A.
+    pub(crate) fn multiply(
+        &self,
+        registers: &mut [Lanes],
+        list: &[Register],
+        block: &mut Block,
+    ) -> Result<(), Fault> {
+        let (sums, a_list) = list.split_at(self.columns / 2);
+        let mut a = matrix_a::<16>(registers, a_list, dense);
+        if let Some((descriptor, warp)) = self.a {
+            let descriptor = Descriptor::new(descriptor)?;
+            for (row, a) in (16 * warp..).zip(&mut a) {
+                for (k, a) in (0..).zip(a) {
+                    *a = descriptor.by_row(row, k, block)?;
+                }
             }
         }
-        multiply(registers, &a, &b, sums, accumulates.then_some(sums));
+        let descriptor = Descriptor::new(self.b)?;
+        for (eight, sums) in (0..).zip(sums.chunks(4)) {
+            let mut b = [[0.0; 8]; 16];
+            for (k, b) in (0..).zip(&mut b) {
+                for (column, b) in (8 * eight..).zip(b) {
+                    *b = match self.is_transposed {
+                        true => descriptor.by_column(column, k, block)?,
+                        false => descriptor.by_row(column, k, block)?,
+                    };
+                }
+            }
+            multiply(registers, &a, &b, sums, self.accumulates.then_some(sums));
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// `ldmatrix`: the fragments of four 8 x 8 matrices of f16, from their rows.

@@ -338,7 +338,7 @@ impl<'a> Parser<'a> {
                 let mut args = Vec::new();
                 while !matches!(self.tokens.peek().map(|token| token.text), Some(";") | None) {
                     args.push(if opcode == "mov.pred" && !args.is_empty() {
-                        self.predicate_constant()?
+                        self.predicate_operand()?
                     } else {
                         self.operand()?
                     });
@@ -389,8 +389,13 @@ impl<'a> Parser<'a> {
         })
     }
 
-    /// A predicate of constant value.
-    fn predicate_constant(&mut self) -> Result<Arg, Fault> {
+    /// A predicate, or a number as a predicate of constant value.
+    fn predicate_operand(&mut self) -> Result<Arg, Fault> {
+        let name = self.tokens.peek().map_or("", |token| token.text);
+        if let Ok(Name::Predicate(predicate)) = self.find(name) {
+            self.next()?;
+            return Ok(Arg::Predicate(predicate));
+        }
         self.is_next("-");
         let value = number(self.next()?)? != 0;
         let predicate = self.predicate();

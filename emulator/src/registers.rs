@@ -78,6 +78,8 @@ impl Instruction {
             Op::Compute(Compute::Compare(_)) | Op::MbarrierTest { .. } => &[0],
             Op::Compute(Compute::Select) => &[3],
             Op::Exchange(Exchange::Shuffle(_)) if self.args[5] != NONE => &[1],
+            // Behind two descriptors, unless the first matrix is in registers.
+            Op::Matrix(Matrix::Wgmma { columns }) if self.list.len() == columns / 2 => &[2],
             Op::Exchange(Exchange::Vote(Vote::Ballot)) | Op::Matrix(Matrix::Wgmma { .. }) => &[1],
             Op::Exchange(Exchange::Vote(_)) => &[0, 1],
             _ => &[],

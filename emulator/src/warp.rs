@@ -7,11 +7,11 @@ use crate::async_copy::PendingCopy;
 use crate::block::Block;
 use crate::kernel::{
     Compute, Exchange, Instruction, Kernel, Matrix, MbarrierUpdate, NONE, Op, Register,
-    SPECIAL_REGISTERS, Shuffle, Vote,
+    SPECIAL_REGISTERS, Shuffle, THREAD, Vote,
 };
 use crate::lanes::{self, ALL, Lanes, Value, lanes_of};
 use crate::launch::Run;
-use crate::matrix;
+use crate::matrix::{self, Wgmma};
 
 /// The lanes of a diverged warp with the same program counter.
 #[derive(Clone, Copy, Debug)]
@@ -391,10 +391,24 @@ impl Warp {
                 matrix::mma_sparse(&mut self.registers, &i.list, a, selector);
             }
             Matrix::Wgmma { columns } => {
-                let descriptor = self.uniform(a);
-                let accumulates = self.predicates[b as usize] & 1 == 1;
-                let registers = &mut self.registers;
-                matrix::wgmma(registers, &i.list, columns, descriptor, accumulates, block)?;
+                let has_a = i.list.len() > columns / 2;
+                // The operands behind the descriptors: whether it adds, two signs, transpositions.
+                let [accumulates, .., transposed] = match has_a {
+                    true => [i.args[1], i.args[4]],
+                    false => [i.args[2], i.args[6]],
+                };
+                let a = match has_a {
+                    true => None,
+                    false => Some((self.uniform(a), self.uniform(THREAD) / 32 % 4)),
+                };
+                let product = Wgmma {
+                    columns,
+                    a,
+                    b: self.uniform(if has_a { i.args[0] } else { b }),
+                    is_transposed: self.uniform(transposed) != 0,
+                    accumulates: self.predicates[accumulates as usize] & 1 == 1,
+                };
+                product.multiply(&mut self.registers, &i.list, block)?;
             }
         }
         Ok(())
@@ -418,7 +432,7 @@ impl Warp {
     }
 
     fn shuffle(&mut self, i: &Instruction, kind: Shuffle, mask: u32) {
-        let [to, .., last] = i.args;
+        let [to, _, _, _, _, last, _] = i.args;
         let (in_range_to, from) = if last == NONE { (None, 1) } else { (Some(i.args[1]), 2) };
         let [values, by, clamp] = [0, 1, 2].map(|n| &self.lanes(i.args[from + n]).low);
         let mut in_range = 0;
