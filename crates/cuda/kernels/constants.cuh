@@ -73,6 +73,9 @@
 // Queries of a block of prefill attention.
 #define PREFILL_ROWS 64u
 
+// Likewise with `wgmma`.
+#define PREFILL_WGMMA_ROWS 128u
+
 // Positions of a KV split of prefill attention.
 #define PREFILL_SPLIT 2048u
 

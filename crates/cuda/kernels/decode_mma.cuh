@@ -136,13 +136,15 @@ struct KeyFragment {
     // `columns` are left of the keys.
     template <bool IN_PAGE> __device__ __forceinline__ void load(const Slices &slices, u32 columns) {
         u32 lane = threadIdx.x % 32, g = lane / 4, c = lane % 4, count = round_up8(columns) / 8;
+        u32 piece = count % 4 == 0 ? c ^ key_swizzle(g) : c;
 #pragma unroll
         for (u32 i = 0; i < MMA_COLUMNS / 32; i++) {
             u32 side = min(4, count - 4 * i);
 #pragma unroll
             for (u32 j = 0; j < 2; j++) {
                 pieces[i][j] = make_uint4(0, 0, 0, 0);
-                const uint4 *at = (const uint4 *)slices.at[i / 2] + i % 2 * (SLICE_PIECES / 2) + (8 * j + g) * side + c;
+                const uint4 *at = (const uint4 *)slices.at[i / 2] + i % 2 * (SLICE_PIECES / 2) + (8 * j + g) * side
+                                  + piece;
                 if (4 * i + c < count) pieces[i][j] = read_piece<IN_PAGE>(at);
             }
         }
@@ -196,11 +198,17 @@ struct ValueFragment {
     template <bool IN_PAGE>
     __device__ __forceinline__ void load(const Slices &slices, u32 slice, u32 columns) {
         // Lanes without a piece load another lane's; their columns are unused.
-        u32 lane = threadIdx.x % 32, side = min(8, round_up8(columns) / 8 - 8 * slice), at = min(lane, 4 * side - 1);
-#pragma unroll
-        const uint4 *from = (const uint4 *)slices.at[slice] + at;
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) pieces[i] = read_piece<IN_PAGE>(from + i * side * 4);
+        u32 lane = threadIdx.x % 32, count = round_up8(columns) / 8, side = min(8, count - 8 * slice);
+        u32 place = lane % 4 * 2, at = place * side;
+        at += count % 8 == 0 ? lane / 4 ^ value_swizzle(place) : min(lane / 4, side - 1);
+        at = opaque(at); // saves registers
+        const uint4 *from = (const uint4 *)slices.at[slice];
+        pieces[0] = read_piece<IN_PAGE>(from + at);
+        pieces[2] = read_piece<IN_PAGE>(from + at + 8 * side);
+        // The next place, where the piece is its neighbour in the swizzle.
+        at = (count % 8 == 0 ? at ^ 1 : at) + side;
+        pieces[1] = read_piece<IN_PAGE>(from + at);
+        pieces[3] = read_piece<IN_PAGE>(from + at + 8 * side);
     }
 
     // As `Q8Values` does, whose pieces are not yet halves.

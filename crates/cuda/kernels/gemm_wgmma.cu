@@ -11,6 +11,7 @@
 // slices of the same sums. Then the sums of slices go to memory, and `add_slices` adds them.
 #include "mbarrier.cuh"
 #include "matmul.cuh"
+#include "wgmma.cuh"
 
 #define STAGES 3u // stages of the ring
 #define STEP 2u   // chunks of a stage
@@ -38,59 +39,6 @@ DEVICE float4 *slice_sums(const Gemm &m, u32 slice, u32 fours) {
 }
 
 #if __CUDA_ARCH__ >= 900
-
-// d += w * inputs over 16 columns: a warp's 16 weight rows and all input rows.
-DEVICE void wgmma(float (&d)[16], const Fragment &w, u64 inputs, bool adds) {
-    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %21, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "{%16, %17, %18, %19}, %20, adds, 1, 1, 0;}"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-                 : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "l"(inputs), "r"((u32)adds));
-}
-DEVICE void wgmma(float (&d)[64], const Fragment &w, u64 inputs, bool adds) {
-    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %69, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
-                 "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, "
-                 "%34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "
-                 "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, %68, adds, 1, 1, 0;}"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-                   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                   "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
-                   "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
-                   "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]),
-                   "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
-                   "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]),
-                   "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]),
-                   "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-                   "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]),
-                   "+f"(d[62]), "+f"(d[63])
-                 : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "l"(inputs), "r"((u32)adds));
-}
-DEVICE void wgmma(float (&d)[32], const Fragment &w, u64 inputs, bool adds) {
-    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "
-                 "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, adds, 1, 1, 0;}"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]),
-                   "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-                   "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
-                   "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]),
-                   "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-                 : "r"(w.a[0]), "r"(w.a[1]), "r"(w.a[2]), "r"(w.a[3]), "l"(inputs), "r"((u32)adds));
-}
-// Ordering of a warp group's asynchronous products.
-DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
 // The shared memory of a block.
 template <int LAYOUT, u32 WIDTH> struct SharedMemory {
@@ -174,19 +122,17 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
     // Issues the products of that chunk.
     __device__ __forceinline__ void multiply(const Matmul &p, const SharedMemory<LAYOUT, WIDTH> &shared,
                                              u32 stage, u32 chunk, const Fragment (&f)[4]) {
-        // The matrix descriptor: rows of 128 bytes in groups of eight, 128-byte swizzle.
-        u64 descriptor = (u64)1 << 62 | (u64)64 << 32 | 1 << 16
-                         | shared_address(shared.inputs[stage][chunk]) >> 4;
+        u64 inputs = wgmma_matrix(shared_address(shared.inputs[stage][chunk]));
         bool is_first = chunks_left == p.slice_chunks;
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < 4; step++) wgmma(sums, f[step], descriptor + 2 * step, step > 0 || !is_first);
+        for (int step = 0; step < 4; step++) wgmma<false>(sums, f[step], inputs + 2 * step, step > 0 || !is_first);
         wgmma_commit();
     }
 
     // Waits for a chunk's products, and adds up a finished slice, or stores it for `add_slices`.
     __device__ __forceinline__ void finish(const Gemm &m, bool is_last) {
-        wgmma_wait();
+        wgmma_wait<0>();
         if (--chunks_left > 0 && !is_last) return;
         chunks_left = m.matmul.slice_chunks;
         if (!m.slice_sums) {
@@ -291,7 +237,7 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
     if (threadIdx.x < STAGES) {
         mbarrier_init(shared_address(&shared.full[threadIdx.x]), 1);
         mbarrier_init(shared_address(&shared.empty[threadIdx.x]), 2 * GROUP / 32);
-        fence_mbarrier_init();
+        fence_proxy_async();
     }
     launch_dependents();
     if (m.groups) {

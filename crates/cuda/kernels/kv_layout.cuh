@@ -147,17 +147,25 @@ DEVICE u32 value_piece(u32 token, u32 piece, u32 pieces) { return token * pieces
 #else
 #define SLICE_PIECES (SLICE_DIM / 8 * TILE_POSITIONS)
 
-// Lane 4 g + c reads pieces 4 i + c of the keys at places g and g + 8.
+// Of keys, four pieces of each position of a tile follow each other, and of values eight. Heads of whole
+// fours, or eights, are swizzled as `wgmma` reads them from shared memory: so they can be copied there at
+// once, and lanes that read a piece of several positions share no bank.
+
+DEVICE u32 key_swizzle(u32 place) { return place / 2 % 4; }
+DEVICE u32 value_swizzle(u32 place) { return place % 8; }
+
+// Lane 4 g + c of `mma` reads pieces 4 i + c of the keys at places g and g + 8.
 DEVICE u32 key_piece(u32 token, u32 piece, u32 pieces) {
     u32 place = token % TILE_POSITIONS, first = piece / 4 * 4, side = min(4, pieces - first);
-    return (token - place) * pieces + TILE_POSITIONS * first + place * side + (piece - first);
+    u32 swizzle = pieces % 4 == 0 ? key_swizzle(place) : 0;
+    return (token - place) * pieces + TILE_POSITIONS * first + place * side + (piece - first ^ swizzle);
 }
 
 // Lane 4 g + c reads pieces 8 i + g of the values at places 2 c, 2 c + 1, 2 c + 8 and 2 c + 9.
 DEVICE u32 value_piece(u32 token, u32 piece, u32 pieces) {
     u32 place = token % TILE_POSITIONS, first = piece / 8 * 8, side = min(8, pieces - first);
-    u32 of_lane = place / 8 * 2 + place % 2;
-    return (token - place) * pieces + TILE_POSITIONS * first + (of_lane * side + piece - first) * 4 + place % 8 / 2;
+    u32 swizzle = pieces % 8 == 0 ? value_swizzle(place) : 0;
+    return (token - place) * pieces + TILE_POSITIONS * first + place * side + (piece - first ^ swizzle);
 }
 #endif
 

@@ -18,12 +18,13 @@ template <u32 DEPTH> struct RingPosition {
     }
 };
 
-// Initialises a barrier for `arrivals` arrivals. Copies see it after `fence_mbarrier_init`.
+// Initialises a barrier for `arrivals` arrivals. Bulk copies see it after `fence_proxy_async`.
 DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
-DEVICE void fence_mbarrier_init() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes a thread's stores to shared memory visible to bulk copies and `wgmma`.
+DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 DEVICE void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");

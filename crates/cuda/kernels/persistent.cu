@@ -491,7 +491,7 @@ KERNEL __launch_bounds__(THREADS + 128, 1) NAME(const __grid_constant__ Persiste
         u64 *barriers = &shared.full[0][0] + threadIdx.x, *others = &shared.empty[0][0] + threadIdx.x;
         mbarrier_init(shared_address(barriers), 1);
         mbarrier_init(shared_address(others), 1);
-        fence_mbarrier_init();
+        fence_proxy_async();
     }
     __syncthreads();
     // Registers move from the producer warp group to the consumers.

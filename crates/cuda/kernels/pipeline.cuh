@@ -19,7 +19,7 @@ template <u32 SLOT, u32 DEPTH> struct Pipeline {
         from = {};
         if (threadIdx.x % 32 == 0) {
             for (u32 i = 0; i < DEPTH; i++) mbarrier_init(barriers + 8 * i, 1);
-            fence_mbarrier_init();
+            fence_proxy_async();
         }
         __syncwarp();
     }

@@ -1,22 +1,15 @@
-// Prefill attention (flash attention): a block takes 64 query rows of a sequence, those of all
+// Prefill attention (flash attention) by `mma`: a block takes 64 query rows of a sequence, those of all
 // query heads of a KV head side by side, and iterates over 64 positions at a time, counted from
 // position 0, with an online softmax. Queries and probabilities are rounded to f16, as the KV cache
 // is, or becomes where it holds bytes. A row's result does not depend on the rows beside it:
 // invisible positions add nothing.
 //
-// Positions form splits of 2048. Each split has its own softmax, and splits are merged in order: by
-// one block, or, where a step has too few query rows to fill the device, by the last of several
-// blocks that share them. A row has the same bits either way. Heads wider than MAX_SPLIT_DIM leave no
-// registers for that: all their positions are one split.
-//
 // Grid: (blocks of query rows, KV heads, blocks that share splits); 128 threads, 16 rows a warp.
 // Shared memory: queries, and two stages of keys and values. Bound by tensor cores and exponentials.
-#include "decode_mma.cuh"
-#include "kv_split.cuh"
+#include "prefill_attention.cuh"
 
 #define POSITIONS 64u
 #define BLOCK 128u
-#define LOG2_E 1.4426950408889634f
 
 DEVICE uint4 ldmatrix_x4_trans(u32 at) {
     uint4 m;
@@ -25,113 +18,22 @@ DEVICE uint4 ldmatrix_x4_trans(u32 at) {
     return m;
 }
 
-// Copies sixteen bytes to shared memory asynchronously, or writes zeros.
-DEVICE void copy_or_clear(u32 to, const void *from, bool is_valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_valid ? 16 : 0)
-                 : "memory");
-}
-
-DEVICE void store_shared(u32 to, const uint4 &x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
-}
-
-DEVICE float exp2_approx(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// Reductions over the four lanes that share a row.
-DEVICE float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
-DEVICE float quad_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// Calls `see` with each of a lane's scores, its position in the block, and which of the lane's two
-// rows.
-template <class See> DEVICE void each(float (&scores)[POSITIONS / 8][4], See see) {
-#pragma unroll
-    for (u32 n = 0; n < POSITIONS / 8; n++) {
-#pragma unroll
-        for (u32 j = 0; j < 4; j++) see(scores[n][j], 8 * n + threadIdx.x % 4 * 2 + j % 2, j / 2);
-    }
-}
-
-// The query rows of a block: row r is head r % group of token r / group of a span.
-struct QueryRows {
-    u32 span, first, count, group, tokens;
-
-    __device__ __forceinline__ u32 token(u32 r) const { return (first + min(r, count - 1)) / group; }
-    __device__ __forceinline__ u32 head(u32 r) const { return (first + min(r, count - 1)) % group; }
-};
-
-// Finds this block's rows, if there are any. The last rows of a span, which attend to most
-// positions, come first. Each lane looks at a span, as a step may have hundreds of short ones.
-DEVICE bool find_query_rows(const Attention &a, const StepMetadata &metadata, QueryRows &rows) {
-    u32 block = blockIdx.x, spans = metadata.spans(), lane = threadIdx.x % 32;
-    rows.group = a.heads / a.kv_heads;
-    for (u32 start = 0; start < spans; start += 32) {
-        u32 span = start + lane;
-        bool is_prompt = span < spans && metadata.is_prompt(span);
-        u32 all = is_prompt ? metadata.len(span) * rows.group : 0;
-        u32 blocks = (all + PREFILL_ROWS - 1) / PREFILL_ROWS;
-        // Blocks of the spans up to a lane's own.
-        u32 end = blocks;
-#pragma unroll
-        for (u32 step = 1; step < 32; step *= 2) {
-            u32 before = __shfl_up_sync(~0u, end, step);
-            if (lane >= step) end += before;
-        }
-        u32 behind = __ballot_sync(~0u, block < end);
-        if (behind) {
-            u32 found = __ffs(behind) - 1;
-            u32 last = __shfl_sync(~0u, end, found) - 1 - block;
-            rows.span = start + found;
-            rows.tokens = metadata.len(rows.span);
-            rows.first = last * PREFILL_ROWS;
-            rows.count = min(PREFILL_ROWS, rows.tokens * rows.group - rows.first);
-            return true;
-        }
-        block -= __shfl_sync(~0u, end, 31);
-    }
-    return false;
-}
+template <u32 DIM> using Block = PrefillBlock<DIM, PREFILL_ROWS, POSITIONS>;
 
 // Loads queries to shared memory, `[PREFILL_ROWS, DIM]`. Eights are swizzled by row, so that no two rows of
 // a matrix share a bank; values likewise.
-template <u32 DIM> DEVICE void load_queries(const Attention &a, const QueryRows &rows, u32 row, u32 kv_head, u8 *to) {
+template <u32 DIM> DEVICE void load_queries(const Attention &a, const Block<DIM> &block, u8 *to) {
     const u32 EIGHTS = DIM / 8;
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < PREFILL_ROWS * EIGHTS; i += BLOCK) {
         u32 r = i / EIGHTS, at = i % EIGHTS;
-        const float *q = a.q + (u64)(row + rows.token(r)) * a.q_stride
-                         + (kv_head * rows.group + rows.head(r)) * a.key_dim;
-        float x[8];
-#pragma unroll
-        for (u32 j = 0; j < 8; j++) x[j] = 8 * at + j < a.key_dim ? clamp_half(q[8 * at + j]) : 0.0f;
-        uint4 halves = make_uint4(half_pair(x[0], x[1]), half_pair(x[2], x[3]), half_pair(x[4], x[5]),
-                                  half_pair(x[6], x[7]));
-        *(uint4 *)(to + r * (2 * DIM) + (at ^ r % 8) * 16) = halves;
+        *(uint4 *)(to + r * (2 * DIM) + (at ^ r % 8) * 16) = block.query(a, r, 8 * at);
     }
 }
 
 // Index of a key's eight in shared memory: `[DIM / 8, POSITIONS]`, swizzled so that neighbouring
 // eights share no bank.
 DEVICE u32 key_place(u32 eight, u32 position) { return eight * POSITIONS + (position ^ eight % 4 * 2); }
-
-// Visible positions of some rows.
-struct PositionRange {
-    u32 from, to;
-
-    __device__ __forceinline__ bool has(u32 position) const { return position >= from && position < to; }
-    __device__ __forceinline__ bool has_block(u32 start) const { return start >= from && start + POSITIONS <= to; }
-};
 
 // Loads the keys (`key_place`) and values `[POSITIONS, DIM]` of blocks of positions, in the order
 // of the pages in f16.
@@ -163,7 +65,7 @@ template <u32 DIM> struct KvLoader {
 
     // Begins to load a block to these addresses.
     __device__ __forceinline__ void begin(u32 start, u32 keys, u32 values) const {
-        if (a.key_dim == DIM && a.value_dim == DIM && range.has_block(start)) {
+        if (a.key_dim == DIM && a.value_dim == DIM && range.has_block(start, POSITIONS)) {
             whole(start, keys, values);
         } else {
             some(start, keys, values);
@@ -315,117 +217,6 @@ template <u32 DIM> using Loader = Q8Loader<DIM>;
 template <u32 DIM> using Loader = KvLoader<DIM>;
 #endif
 
-// The softmax of a lane's two rows over some positions: row max, row sum, and sum of values. Before
-// `sum_quads` a row sum is this lane's part of it.
-template <u32 EIGHTS> struct LaneSoftmax {
-    float row_max[2], row_sum[2], out[EIGHTS][4];
-
-    __device__ __forceinline__ void clear() {
-        row_max[0] = row_max[1] = -INFINITY_F;
-        row_sum[0] = row_sum[1] = 0.0f;
-#pragma unroll
-        for (u32 n = 0; n < EIGHTS; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
-    }
-
-    __device__ __forceinline__ void sum_quads() {
-        row_sum[0] = quad_sum(row_sum[0]);
-        row_sum[1] = quad_sum(row_sum[1]);
-    }
-};
-
-// Where the results of a lane's rows over splits are in memory: `[splits, value_stride +
-// PARTIAL_EXTRA]` for each row.
-struct LanePartials {
-    float *rows[2]; // none for rows that the block does not have
-    u32 c, stride;
-
-    __device__ __forceinline__ LanePartials(const Attention &a, const QueryRows &rows_of, u32 row, u32 kv_head,
-                                            u32 first, u32 c)
-        : c(c), stride(round_up8(a.value_dim)) {
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            u32 r = first + 8 * i, head = kv_head * rows_of.group + rows_of.head(r);
-            u64 at = ((u64)(row + rows_of.token(r)) * a.heads + head) * a.max_splits;
-            rows[i] = r < rows_of.count ? a.partials + at * (stride + PARTIAL_EXTRA) : nullptr;
-        }
-    }
-
-    template <u32 EIGHTS> __device__ __forceinline__ void store(u32 split, const LaneSoftmax<EIGHTS> &softmax) const {
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            if (!rows[i]) continue;
-            float *to = rows[i] + split * (stride + PARTIAL_EXTRA);
-#pragma unroll
-            for (u32 n = 0; n < EIGHTS; n++) {
-                if (8 * n >= stride) break;
-                *(float2 *)(to + 8 * n + 2 * c) = make_float2(softmax.out[n][2 * i], softmax.out[n][2 * i + 1]);
-            }
-            if (c == 0) *(float2 *)(to + stride) = make_float2(softmax.row_max[i], softmax.row_sum[i]);
-        }
-    }
-
-    // Merges a stored split with these results.
-    template <u32 EIGHTS>
-    __device__ __forceinline__ void merge_stored(u32 split, LaneSoftmax<EIGHTS> &softmax) const {
-#pragma unroll
-        for (u32 i = 0; i < 2; i++) {
-            if (!rows[i]) continue;
-            const float *from = rows[i] + split * (stride + PARTIAL_EXTRA);
-            auto stored = [&](u32 at) { return __uint_as_float(load_relaxed(from + at)); };
-            float stored_max = stored(stride), m = fmaxf(softmax.row_max[i], stored_max);
-            // A row without visible positions so far must not become NaN.
-            float reference = m == -INFINITY_F ? 0.0f : m;
-            float factor = exp2_approx(softmax.row_max[i] - reference);
-            float stored_factor = exp2_approx(stored_max - reference);
-            softmax.row_max[i] = m;
-            softmax.row_sum[i] = softmax.row_sum[i] * factor + stored(stride + 1) * stored_factor;
-#pragma unroll
-            for (u32 n = 0; n < EIGHTS; n++) {
-                if (8 * n >= stride) break;
-#pragma unroll
-                for (u32 j = 0; j < 2; j++) {
-                    float &x = softmax.out[n][2 * i + j];
-                    x = x * factor + stored(8 * n + 2 * c + j) * stored_factor;
-                }
-            }
-        }
-    }
-};
-
-// Divides a lane's outputs by their row sums, sinks included, and stores them. `row`: of the span's
-// first token.
-template <u32 EIGHTS>
-DEVICE void store_outputs(const Attention &a, const QueryRows &rows, u32 row, u32 kv_head, u32 first, u32 c,
-                          const LaneSoftmax<EIGHTS> &softmax) {
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        u32 r = first + 8 * i, head = kv_head * rows.group + rows.head(r);
-        float all = softmax.row_sum[i], scale = 1.0f;
-        if (a.sinks) {
-            float sink = a.sinks[head] * LOG2_E, m = fmaxf(softmax.row_max[i], sink);
-            scale = exp2_approx(softmax.row_max[i] - m);
-            all = all * scale + exp2_approx(sink - m);
-        }
-        if (r >= rows.count) continue;
-        u64 at = row + rows.token(r);
-#pragma unroll
-        for (u32 n = 0; n < EIGHTS; n++) {
-            float y[2];
-            u32 column = 8 * n + 2 * c, to_column = head * a.value_dim + column;
-#pragma unroll
-            for (u32 j = 0; j < 2; j++) {
-                y[j] = softmax.out[n][2 * i + j] * scale / all;
-                if (a.out && column + j < a.value_dim) store_relaxed(a.out + at * a.out_stride + to_column + j, y[j]);
-            }
-            // Heads have an even number of columns.
-            if (a.half_out && column < a.value_dim) {
-                u16 *to = a.half_out + half_at(a.half_stride, at, to_column);
-                *(u32 *)to = half_pair(as_input(y[0]), as_input(y[1]));
-            }
-        }
-    }
-}
-
 // Adds P V to the outputs of a warp's rows. `values` is a shared address.
 template <u32 DIM>
 DEVICE void multiply_values(const Attention &a, const float (&scores)[POSITIONS / 8][4], u32 values, u32 lane,
@@ -444,35 +235,6 @@ DEVICE void multiply_values(const Attention &a, const float (&scores)[POSITIONS 
             mma(out[2 * n + 1], f, b.z, b.w);
         }
     }
-}
-
-// Turns scores to probabilities relative to the new row max, and rescales what the older ones gave.
-template <u32 EIGHTS>
-DEVICE void online_softmax(float (&scores)[POSITIONS / 8][4], LaneSoftmax<EIGHTS> &softmax) {
-    float now[2] = {-INFINITY_F, -INFINITY_F};
-    each(scores, [&](float &s, u32, u32 i) { now[i] = fmaxf(now[i], s); });
-    float old_factor[2], reference[2];
-#pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        float m = fmaxf(softmax.row_max[i], quad_max(now[i]));
-        // A row without visible positions so far must not become NaN.
-        reference[i] = m == -INFINITY_F ? 0.0f : m;
-        old_factor[i] = exp2_approx(softmax.row_max[i] - reference[i]);
-        softmax.row_max[i] = m;
-        softmax.row_sum[i] *= old_factor[i];
-    }
-    // Mostly no row max changes.
-    if (__any_sync(~0u, old_factor[0] != 1.0f || old_factor[1] != 1.0f)) {
-#pragma unroll
-        for (u32 n = 0; n < EIGHTS; n++) {
-#pragma unroll
-            for (u32 j = 0; j < 4; j++) softmax.out[n][j] *= old_factor[j / 2];
-        }
-    }
-    each(scores, [&](float &s, u32, u32 i) {
-        s = exp2_approx(s - reference[i]);
-        softmax.row_sum[i] += s;
-    });
 }
 
 // Scores of a warp's rows: Q K^T. `query` and `keys` are shared addresses.
@@ -499,90 +261,54 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     launch_dependents();
     grid_dependency_wait();
     StepMetadata metadata = {a.metadata};
-    QueryRows rows;
-    if (!find_query_rows(a, metadata, rows)) return;
-    u32 kv_head = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
-    u32 start = metadata.start(rows.span), row = metadata.first(rows.span);
-    u32 low = start + rows.token(0), high = start + rows.token(rows.count - 1);
-    u32 end = start + rows.tokens;
-    // Positions that some row, and that all rows attend to.
-    PositionRange any_visible = {first_visible(a, low), end_visible(a, high, end)};
-    PositionRange all_visible = {first_visible(a, high), end_visible(a, low, end)};
+    Block<DIM> block;
+    if (!block.find(a, metadata)) return;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4, first_row = 16 * warp + lane / 4;
     u32 base = shared_address(shared);
-    u32 keys = base + PREFILL_ROWS * DIM * 2, values = keys + 2 * STAGE;
-    u32 block = any_visible.from / POSITIONS, last = (any_visible.to - 1) / POSITIONS;
-    const u32 SPLIT_BLOCKS = DIM > MAX_SPLIT_DIM ? ~0u / POSITIONS : PREFILL_SPLIT / POSITIONS;
-    u32 first_split = block / SPLIT_BLOCKS, splits = last / SPLIT_BLOCKS - first_split + 1;
-    if (blockIdx.z >= splits) return;
-    if (blockIdx.z > 0) block = (first_split + blockIdx.z) * SPLIT_BLOCKS;
-    bool is_shared = gridDim.z > 1 && splits > 1;
-    Loader<DIM> fetch(a, metadata.pages(a.page_table, rows.span), kv_head, any_visible);
-    fetch.begin(block * POSITIONS, keys, values);
+    u32 keys = base + PREFILL_ROWS * DIM * 2, values = keys + 2 * STAGE, group = block.first_group();
+    Loader<DIM> fetch(a, metadata.pages(a.page_table, block.rows.span), block.kv_head, block.any);
+    fetch.begin(group * POSITIONS, keys, values);
     fetch.finish(keys, values);
     asm volatile("cp.async.commit_group;" ::: "memory");
-    load_queries<DIM>(a, rows, row, kv_head, shared);
+    load_queries<DIM>(a, block, shared);
 
     // Visible positions of a lane's two rows.
     PositionRange visible[2];
-    float factor[2];
 #pragma unroll
-    for (u32 i = 0; i < 2; i++) {
-        u32 position = start + rows.token(16 * warp + g + 8 * i);
-        visible[i] = {first_visible(a, position), end_visible(a, position, end)};
-        float scale = query_scale(a, position);
-        factor[i] = a.softcap > 0.0f ? scale / a.softcap : scale * LOG2_E;
-    }
+    for (u32 i = 0; i < 2; i++) visible[i] = block.visible(a, first_row + 8 * i);
     LaneSoftmax<EIGHTS> softmax;
     softmax.clear();
     u32 query = base + (16 * warp + lane % 16) * (2 * DIM);
-    for (u32 stage = 0, next; block <= last; block = next, stage ^= 1) {
-        bool ends_split = block == last || (block + 1) % SPLIT_BLOCKS == 0;
-        // Blocks that share splits take turns.
-        next = block + 1 + (ends_split ? (gridDim.z - 1) * SPLIT_BLOCKS : 0);
+    for (u32 stage = 0, next; group <= block.last; group = next, stage ^= 1) {
+        next = block.after(group);
         u32 next_keys = keys + (stage ^ 1) * STAGE, next_values = values + (stage ^ 1) * STAGE;
-        if (next <= last) fetch.begin(next * POSITIONS, next_keys, next_values);
+        if (next <= block.last) fetch.begin(next * POSITIONS, next_keys, next_values);
         asm volatile("cp.async.commit_group;" ::: "memory");
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
         float scores[POSITIONS / 8][4] = {};
         multiply_keys<DIM>(a, query, keys + stage * STAGE, lane, scores);
-        each(scores, [&](float &s, u32, u32 i) { s *= factor[i]; });
-        if (a.softcap > 0.0f) each(scores, [&](float &s, u32, u32) { s = tanhf(s) * (a.softcap * LOG2_E); });
-        if (!all_visible.has_block(block * POSITIONS)) {
-            each(scores, [&](float &s, u32 at, u32 i) {
-                if (!visible[i].has(block * POSITIONS + at)) s = -INFINITY_F;
-            });
-        }
-        online_softmax(scores, softmax);
+        u32 start = group * POSITIONS;
+        mask(a, visible, start, block.all.has_block(start, POSITIONS), scores);
+        softmax.rescale(softmax.add(scores));
         multiply_values<DIM>(a, scores, values + stage * STAGE, lane, softmax.out);
-        if (next <= last) fetch.finish(next_keys, next_values);
+        if (next <= block.last) fetch.finish(next_keys, next_values);
         __syncthreads();
-        if (DIM > MAX_SPLIT_DIM || !ends_split) continue;
-        softmax.sum_quads();
-        LanePartials partials(a, rows, row, kv_head, 16 * warp + g, c);
-        u32 split = block / SPLIT_BLOCKS - first_split;
-        if (!is_shared && split > 0) partials.merge_stored(0, softmax);
-        // All lanes have read the row max and the row sum that one of them replaces.
-        __syncwarp();
-        if (is_shared || block < last) {
-            partials.store(is_shared ? split : 0, softmax);
-            softmax.clear();
-        }
+        if (!block.ends_split(group)) continue;
+        end_split(a, block, group, first_row, c, LanePartials(a, block, first_row, c, 0), softmax);
     }
-    if (DIM > MAX_SPLIT_DIM) {
-        softmax.sum_quads();
-    } else if (is_shared) {
-        if (!is_last_block<BLOCK>(a.arrivals + blockIdx.y * gridDim.x + blockIdx.x, min(gridDim.z, splits))) return;
-        LanePartials partials(a, rows, row, kv_head, 16 * warp + g, c);
-        for (u32 split = 0; split < splits; split++) partials.merge_stored(split, softmax);
-    }
-    store_outputs(a, rows, row, kv_head, 16 * warp + g, c, softmax);
+    if (merge_splits<BLOCK>(a, block, first_row, c, softmax)) store_outputs(a, block, first_row, c, softmax);
 }
 
+// Hopper has prefill_attention_wgmma.cu.
+#if __CUDA_ARCH__ < 900
 #define ATTEND(DIM)                                                                                \
     KERNEL __launch_bounds__(BLOCK, 1) prefill_attention_##DIM(const __grid_constant__ Attention a) {     \
         prefill_attention<DIM>(a);                                                                     \
     }
+#else
+#define ATTEND(DIM) KERNEL prefill_attention_##DIM(const __grid_constant__ Attention) {}
+#endif
 ATTEND(64)
 ATTEND(128)
 ATTEND(256)

@@ -93,6 +93,8 @@ shared! {
     COMBINED_PER_THREAD: usize = 16;
     /// Queries of a block of prefill attention.
     PREFILL_ROWS: usize = 64;
+    /// Likewise with `wgmma`.
+    PREFILL_WGMMA_ROWS: usize = 128;
     /// Positions of a KV split of prefill attention.
     PREFILL_SPLIT: usize = 2048;
     /// The widest heads whose positions prefill attention splits.

@@ -14,7 +14,9 @@ use crate::driver::{Device, Kernel, Module};
 use crate::kv_layout::KvLayout;
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::persistent::{STATIC_BYTES, VARIANTS};
-use crate::shared_memory::{ATTENTION_BYTES, GEMM_BYTES, prefill_bytes, wgmma_bytes};
+use crate::shared_memory::{
+    ATTENTION_BYTES, GEMM_BYTES, prefill_bytes, prefill_wgmma_bytes, wgmma_bytes,
+};
 
 fn decompress(file: &[u8]) -> Vec<u8> {
     let mut image = Vec::new();
@@ -50,6 +52,7 @@ modules! {
     rows recurrent hyper select sample attention attention_f32 attention_q8
     decode_attention_mma decode_attention_mma_q8
     prefill_attention prefill_attention_q8
+    prefill_attention_wgmma prefill_attention_wgmma_q8
     gemv_mma gemm_mma permute_experts gemm_wgmma all_gather expert_cache
     persistent persistent_s24 persistent_experts persistent_cached
 }
@@ -138,10 +141,45 @@ fn decode_attention(module: &Module) -> Result<DecodeAttention> {
     Ok([kernels("decode_attention_mma_128")?, kernels("decode_attention_mma_256")?])
 }
 
-/// Prefill attention of each of [`PREFILL_DIMS`].
-fn prefill_attention(module: &Module) -> Result<Vec<Kernel>> {
-    let kernel = |&dims| module.kernel(&format!("prefill_attention_{dims}"), prefill_bytes(dims));
-    PREFILL_DIMS.iter().map(kernel).collect()
+/// Prefill attention.
+pub(crate) struct PrefillAttention {
+    /// Of each of [`PREFILL_DIMS`].
+    pub(crate) kernels: Vec<Kernel>,
+    pub(crate) uses_wgmma: bool,
+}
+
+impl PrefillAttention {
+    /// Of halves and of bytes.
+    fn of_layouts(modules: &Modules, is_hopper: bool) -> Result<[PrefillAttention; 2]> {
+        let Modules { prefill_attention, prefill_attention_q8, .. } = modules;
+        let Modules { prefill_attention_wgmma, prefill_attention_wgmma_q8, .. } = modules;
+        Ok(match is_hopper {
+            true => [
+                PrefillAttention::wgmma(prefill_attention_wgmma, KvLayout::F16)?,
+                PrefillAttention::wgmma(prefill_attention_wgmma_q8, KvLayout::Q8)?,
+            ],
+            false => [
+                PrefillAttention::mma(prefill_attention)?,
+                PrefillAttention::mma(prefill_attention_q8)?,
+            ],
+        })
+    }
+
+    fn mma(module: &Module) -> Result<PrefillAttention> {
+        let name = "prefill_attention";
+        let kernel = |&dims| module.kernel(&format!("{name}_{dims}"), prefill_bytes(dims));
+        let kernels = PREFILL_DIMS.iter().map(kernel).collect::<Result<_>>()?;
+        Ok(PrefillAttention { kernels, uses_wgmma: false })
+    }
+
+    fn wgmma(module: &Module, kv: KvLayout) -> Result<PrefillAttention> {
+        let kernel = |&dims| {
+            let name = format!("prefill_attention_wgmma_{dims}");
+            module.kernel(&name, prefill_wgmma_bytes(dims, kv))
+        };
+        let kernels = PREFILL_DIMS.iter().map(kernel).collect::<Result<_>>()?;
+        Ok(PrefillAttention { kernels, uses_wgmma: true })
+    }
 }
 
 /// All kernels.
@@ -188,8 +226,8 @@ pub(crate) struct Kernels {
     attention_q8: Attention,
     /// Decode attention on tensor cores, of halves and of bytes.
     decode_attention: [DecodeAttention; 2],
-    /// Prefill attention, of halves and of bytes, of each of [`PREFILL_DIMS`].
-    prefill_attention: [Vec<Kernel>; 2],
+    /// Prefill attention, of halves and of bytes.
+    prefill_attention: [PrefillAttention; 2],
     /// The persistent kernel, of each of [`VARIANTS`], on devices that have it.
     pub(crate) persistent: Option<Vec<Kernel>>,
     is_hopper: bool,
@@ -258,10 +296,7 @@ impl Kernels {
                 decode_attention(decode_attention_mma)?,
                 decode_attention(decode_attention_mma_q8)?,
             ],
-            prefill_attention: [
-                prefill_attention(&modules.prefill_attention)?,
-                prefill_attention(&modules.prefill_attention_q8)?,
-            ],
+            prefill_attention: PrefillAttention::of_layouts(&modules, is_hopper)?,
             persistent: if is_hopper { Some(persistent()?) } else { None },
             is_hopper,
             _modules: modules,
@@ -293,7 +328,7 @@ impl Kernels {
     }
 
     /// The prefill attention kernels of such a KV layout.
-    pub(crate) fn prefill_attention(&self, kv: KvLayout) -> &[Kernel] {
+    pub(crate) fn prefill_attention(&self, kv: KvLayout) -> &PrefillAttention {
         &self.prefill_attention[usize::from(kv == KvLayout::Q8)]
     }
 

@@ -6,7 +6,9 @@ use crate::constants::{BLOCK_HEADS, CHUNK_COLS, COMBINED_AT_ONCE, COMBINED_PER_T
 use crate::constants::{
     GEMM_TILES, GEMV_ROWS, GEMV_WARPS, KV_SPLIT, MIN_SHARED_BYTES, MMA_COLUMNS,
 };
-use crate::constants::{MMA_WORKSPACE_BYTES, PARTIAL_EXTRA, TILE_ROWS};
+use crate::constants::{
+    MAX_SPLIT_DIM, MMA_WORKSPACE_BYTES, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_WGMMA_ROWS, TILE_ROWS,
+};
 use crate::kv_layout::{INDEX_KEYS, KvLayout};
 use crate::lower::{AttendEntries, RouteChosen, Sparse, Stage, Work};
 use crate::packed::{MmaLayout, PackedLayout};
@@ -26,7 +28,22 @@ pub(crate) fn wgmma_bytes(layout: MmaLayout, width: usize) -> usize {
 
 /// Of a block of prefill attention: queries, and keys and values twice.
 pub(crate) const fn prefill_bytes(dims: usize) -> usize {
-    2 * 64 * dims * 5
+    2 * (PREFILL_ROWS + 4 * 64) * dims
+}
+
+/// Likewise with `wgmma`, with barriers, and with tiles of pages in bytes, or the merged splits of
+/// heads that have splits.
+pub(crate) fn prefill_wgmma_bytes(dims: usize, kv: KvLayout) -> usize {
+    let has_splits = dims <= MAX_SPLIT_DIM;
+    let positions = if has_splits { 128 } else { 64 };
+    let more = if kv == KvLayout::Q8 {
+        2 * (positions * (dims + dims / 16) + positions / 2)
+    } else if has_splits {
+        PREFILL_WGMMA_ROWS * (4 * dims + 8)
+    } else {
+        PREFILL_WGMMA_ROWS * 24
+    };
+    2 * (PREFILL_WGMMA_ROWS + 4 * positions) * dims + 64 + more
 }
 
 /// Of a block of `gemv_mma` for `rows` rows of input: slots of weights with their barriers,

@@ -9,7 +9,7 @@ use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_SPLIT_
 use crate::constants::{
     GEMM_TILES, MAX_SLICES, MAX_WIDTH, PAGE_TOKENS, SLICE_SUM_BYTES, TILE_ROWS,
 };
-use crate::constants::{PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT, RECORDED_ROWS, WIDTHS};
+use crate::constants::{PARTIAL_EXTRA, PREFILL_SPLIT, PREFILL_WGMMA_ROWS, RECORDED_ROWS, WIDTHS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
 use crate::packed::PackedLayout;
@@ -131,7 +131,7 @@ fn prefill_splits(window: Option<usize>, pool: usize, max_positions: usize) -> u
     let most = match window {
         None => pool.div_ceil(PREFILL_SPLIT),
         // The rows of a block begin one after the other, anywhere in a split.
-        Some(window) => window.saturating_add(PREFILL_ROWS).div_ceil(PREFILL_SPLIT) + 1,
+        Some(window) => window.saturating_add(PREFILL_WGMMA_ROWS).div_ceil(PREFILL_SPLIT) + 1,
     };
     most.min(max_positions.div_ceil(PREFILL_SPLIT))
 }
@@ -359,7 +359,7 @@ mod tests {
             let most = prefill_splits(Some(window), 0, usize::MAX);
             for first_row in 0..3 * PREFILL_SPLIT {
                 let from = (first_row + 1).saturating_sub(window);
-                let last = first_row + PREFILL_ROWS - 1;
+                let last = first_row + PREFILL_WGMMA_ROWS - 1;
                 assert!(last / PREFILL_SPLIT - from / PREFILL_SPLIT < most, "{window} {first_row}");
             }
         }

@@ -181,7 +181,7 @@ impl ModelFile {
     pub(crate) fn fingerprint(&self, options: &Options, backend: &dyn Backend) -> String {
         const END_BYTES: usize = 64;
         let mut hash = Sha256::new();
-        hash.update(concat!(env!("CARGO_PKG_VERSION"), " pages 2"));
+        hash.update(concat!(env!("CARGO_PKG_VERSION"), " pages 3"));
         hash.update(self.plan.to_string());
         for tensor in self.file.tensors() {
             let data = self.file.data(tensor);

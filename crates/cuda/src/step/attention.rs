@@ -8,7 +8,7 @@ use bodkin_model::{Attention, RopeStyle};
 use super::{Step, THREADS};
 use crate::constants::{
     BLOCK_HEADS, KV_SPLIT, MAX_SPLIT_DIM, MMA_COLUMNS, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT,
-    SPLIT_TILES,
+    PREFILL_WGMMA_ROWS, SPLIT_TILES,
 };
 use crate::kernels::PREFILL_DIMS;
 use crate::kv_layout::KvLayout;
@@ -16,10 +16,27 @@ use crate::lower::{Attend, Value};
 use crate::parameters as p;
 use crate::shared_memory::{self, ATTENTION_BYTES};
 
-/// Threads of a block of prefill attention.
-const PREFILL_THREADS: usize = 128;
-/// Blocks of prefill attention that a multiprocessor runs at once.
-const PREFILL_BLOCKS: usize = 2;
+/// How prefill attention is launched.
+struct PrefillLaunch {
+    /// Query rows of a block.
+    rows: usize,
+    threads: usize,
+    shared_bytes: usize,
+    /// Blocks that a multiprocessor runs at once.
+    resident: usize,
+}
+
+impl PrefillLaunch {
+    fn new(uses_wgmma: bool, dims: usize, kv: KvLayout) -> PrefillLaunch {
+        if uses_wgmma {
+            let shared_bytes = shared_memory::prefill_wgmma_bytes(dims, kv);
+            PrefillLaunch { rows: PREFILL_WGMMA_ROWS, threads: 384, shared_bytes, resident: 1 }
+        } else {
+            let shared_bytes = shared_memory::prefill_bytes(dims);
+            PrefillLaunch { rows: PREFILL_ROWS, threads: 128, shared_bytes, resident: 2 }
+        }
+    }
+}
 
 impl Step<'_> {
     pub(super) fn attend(&self, rows: usize, attend: &Attend) -> Result<()> {
@@ -60,36 +77,45 @@ impl Step<'_> {
 
     /// Prefill rows, by kernel `i`.
     fn attend_prefill(&self, i: usize, a: &Attention, parameters: &p::Attention) -> Result<()> {
+        let kv = self.sizes.kv_layout;
+        let prefill = self.kernels.prefill_attention(kv);
+        let launch = PrefillLaunch::new(prefill.uses_wgmma, PREFILL_DIMS[i], kv);
         let queries = self.size.prefill_tokens * (a.heads / a.kv_heads);
         // Every span may have a block that is not full.
-        let row_blocks = queries / PREFILL_ROWS + self.size.prefill_spans;
+        let row_blocks = queries / launch.rows + self.size.prefill_spans;
         let blocks = row_blocks * a.kv_heads;
         let splits = if PREFILL_DIMS[i] > MAX_SPLIT_DIM {
             1
         } else {
             self.size.prefill_positions.div_ceil(PREFILL_SPLIT).min(self.sizes.prefill_splits)
         };
-        let sharing = self.blocks_that_share_splits(blocks, splits, a);
+        let resident = launch.resident * self.device.processors as usize;
+        let sharing = self.blocks_that_share_splits(blocks, resident, splits, a);
         let max_splits = if sharing > 1 { splits } else { 1 };
         let parameters = p::Attention { max_splits: max_splits as u32, ..*parameters };
         let grid = [row_blocks, a.kv_heads, sharing];
-        let kernel = self.kernels.prefill_attention(self.sizes.kv_layout)[i];
-        let shared = shared_memory::prefill_bytes(PREFILL_DIMS[i]);
+        let (kernel, shared) = (prefill.kernels[i], launch.shared_bytes);
         // SAFETY: the page tables cover what the rows attend to; there is room for the partials,
         // of one split of each row in any case.
-        unsafe { self.device.launch(kernel, grid, PREFILL_THREADS, shared, &parameters) }
+        unsafe { self.device.launch(kernel, grid, launch.threads, shared, &parameters) }
     }
 
     /// How many blocks of prefill attention share the KV splits of some query rows, so that the
-    /// device is full although the step has only `blocks` such groups of rows.
-    fn blocks_that_share_splits(&self, blocks: usize, splits: usize, a: &Attention) -> usize {
+    /// device is full, with `resident` blocks, although the step has only `blocks` such groups of
+    /// rows.
+    fn blocks_that_share_splits(
+        &self,
+        blocks: usize,
+        resident: usize,
+        splits: usize,
+        a: &Attention,
+    ) -> usize {
         let partial = self.sizes.kv_layout.stride(a.value_dim) + PARTIAL_EXTRA;
         let partial_bytes = 4 * self.size.tokens * a.heads * splits * partial;
         if 4 * blocks > self.sizes.arrival_bytes || partial_bytes > self.sizes.partial_bytes {
             return 1;
         }
-        let fills = PREFILL_BLOCKS * self.device.processors as usize / blocks;
-        fills.clamp(1, splits.max(1))
+        (resident / blocks).clamp(1, splits.max(1))
     }
 
     /// The parameters of decode and prefill attention.
