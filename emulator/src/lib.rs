@@ -5,7 +5,8 @@
 //! asynchronous copies at random.
 //!
 //! Differences from a device: the sums of an `mma` are rounded once; approximate functions are
-//! exact; lanes of one instruction do not race.
+//! exact; lanes of one instruction do not race; a `wgmma` runs when it is issued, and proxy fences
+//! have no effect, so that missing waits and fences are not found.
 
 mod async_copy;
 mod block;

@@ -112,11 +112,11 @@ pub(crate) fn mma_sparse(
 /// A matrix in shared memory with the 128-byte or the 64-byte swizzle, by its descriptor.
 struct Descriptor {
     start: u64,
-    /// Bytes of a row, or of 64 columns of a transposed matrix.
+    /// Bytes of the swizzle.
     line: u64,
-    /// From eight rows, or columns of a transposed matrix, to the next ones.
+    /// Of a K-major matrix from eight rows to the next, of an MN-major one from eight of K.
     stride: u64,
-    /// From 64 columns of a transposed matrix to the next ones.
+    /// Of an MN-major matrix from a line to the next rows.
     leading: u64,
 }
 
@@ -134,22 +134,26 @@ impl Descriptor {
         Ok(Descriptor { start: field(0), line, stride: field(32), leading: field(16) })
     }
 
-    /// Element `k` of row `row`, where rows are contiguous.
-    fn by_row(&self, row: u64, k: u64, block: &mut Block) -> Result<f64, Fault> {
-        self.read(row / 8 * self.stride + row % 8 * self.line + 2 * k, block)
+    /// The 16 elements of a row of a K-major matrix.
+    fn k_major(&self, row: u64, block: &mut Block) -> Result<[f64; 16], Fault> {
+        let at = row / 8 * self.stride + row % 8 * self.line;
+        let halves = [self.piece(at, block)?, self.piece(at + 16, block)?];
+        Ok(std::array::from_fn(|k| halves[k / 8][k % 8]))
     }
 
-    /// The same element, where the elements `k` of 64 rows are contiguous.
-    fn by_column(&self, row: u64, k: u64, block: &mut Block) -> Result<f64, Fault> {
-        let column = k / 8 * self.stride + k % 8 * self.line;
-        self.read(row / 64 * self.leading + column + row % 64 * 2, block)
+    /// Element `k` of each of the eight rows from `row` on of an MN-major matrix.
+    fn mn_major(&self, row: u64, k: u64, block: &mut Block) -> Result<[f64; 8], Fault> {
+        let rows = self.line / 2;
+        let of_k = k / 8 * self.stride + k % 8 * self.line;
+        self.piece(row / rows * self.leading + of_k + row % rows * 2, block)
     }
 
-    fn read(&self, offset: u64, block: &mut Block) -> Result<f64, Fault> {
+    /// The eight neighbours from an offset on.
+    fn piece(&self, offset: u64, block: &mut Block) -> Result<[f64; 8], Fault> {
         let at = self.start + offset;
-        let half = block.shared(at ^ (at >> 7 & (self.line / 16 - 1)) << 4, 2, 2)?;
-        let half = u16::from_le_bytes([half[0], half[1]]);
-        Ok(f64::from(f16_table()[usize::from(half)]))
+        let bytes = block.shared(at ^ (at >> 7 & (self.line / 16 - 1)) << 4, 16, 16)?;
+        let half = |i: usize| usize::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]));
+        Ok(std::array::from_fn(|i| f64::from(f16_table()[half(i)])))
     }
 }
 
@@ -160,8 +164,8 @@ pub(crate) struct Wgmma {
     pub(crate) a: Option<(u64, u64)>,
     /// The descriptor of B.
     pub(crate) b: u64,
-    /// Whether the columns of B are contiguous, instead of its rows.
-    pub(crate) is_transposed: bool,
+    /// Whether B is MN-major instead of K-major.
+    pub(crate) is_mn_major: bool,
     pub(crate) accumulates: bool,
 }
 
@@ -178,20 +182,20 @@ impl Wgmma {
         if let Some((descriptor, warp)) = self.a {
             let descriptor = Descriptor::new(descriptor)?;
             for (row, a) in (16 * warp..).zip(&mut a) {
-                for (k, a) in (0..).zip(a) {
-                    *a = descriptor.by_row(row, k, block)?;
-                }
+                *a = descriptor.k_major(row, block)?;
             }
         }
         let descriptor = Descriptor::new(self.b)?;
         for (eight, sums) in (0..).zip(sums.chunks(4)) {
             let mut b = [[0.0; 8]; 16];
-            for (k, b) in (0..).zip(&mut b) {
-                for (column, b) in (8 * eight..).zip(b) {
-                    *b = match self.is_transposed {
-                        true => descriptor.by_column(column, k, block)?,
-                        false => descriptor.by_row(column, k, block)?,
-                    };
+            if self.is_mn_major {
+                for (k, b) in (0..).zip(&mut b) {
+                    *b = descriptor.mn_major(8 * eight, k, block)?;
+                }
+            } else {
+                for column in 0..8 {
+                    let values = descriptor.k_major(8 * eight + column, block)?;
+                    b.iter_mut().zip(values).for_each(|(b, x)| b[column as usize] = x);
                 }
             }
             multiply(registers, &a, &b, sums, self.accumulates.then_some(sums));

@@ -391,22 +391,21 @@ impl Warp {
                 matrix::mma_sparse(&mut self.registers, &i.list, a, selector);
             }
             Matrix::Wgmma { columns } => {
+                // Descriptors, whether it adds, two signs, and of matrices in shared memory whether
+                // they are MN-major.
                 let has_a = i.list.len() > columns / 2;
-                // The operands behind the descriptors: whether it adds, two signs, transpositions.
-                let [accumulates, .., transposed] = match has_a {
-                    true => [i.args[1], i.args[4]],
-                    false => [i.args[2], i.args[6]],
-                };
-                let a = match has_a {
-                    true => None,
-                    false => Some((self.uniform(a), self.uniform(THREAD) / 32 % 4)),
-                };
+                let (behind, b_is_mn_major) = if has_a { (1, 4) } else { (2, 6) };
+                let constant = |n: usize| self.uniform(i.args[n]);
+                let expected = [constant(behind + 1), constant(behind + 2)] == [1, 1];
+                if !expected || !has_a && constant(5) != 0 {
+                    return Err(Fault("expected a K-major A and no negation".to_owned()));
+                }
                 let product = Wgmma {
                     columns,
-                    a,
-                    b: self.uniform(if has_a { i.args[0] } else { b }),
-                    is_transposed: self.uniform(transposed) != 0,
-                    accumulates: self.predicates[accumulates as usize] & 1 == 1,
+                    a: (!has_a).then(|| (self.uniform(a), self.uniform(THREAD) / 32 % 4)),
+                    b: self.uniform(if has_a { a } else { b }),
+                    is_mn_major: constant(b_is_mn_major) != 0,
+                    accumulates: self.predicates[i.args[behind] as usize] & 1 == 1,
                 };
                 product.multiply(&mut self.registers, &i.list, block)?;
             }
@@ -432,7 +431,7 @@ impl Warp {
     }
 
     fn shuffle(&mut self, i: &Instruction, kind: Shuffle, mask: u32) {
-        let [to, _, _, _, _, last, _] = i.args;
+        let (to, last) = (i.args[0], i.args[5]);
         let (in_range_to, from) = if last == NONE { (None, 1) } else { (Some(i.args[1]), 2) };
         let [values, by, clamp] = [0, 1, 2].map(|n| &self.lanes(i.args[from + n]).low);
         let mut in_range = 0;

@@ -157,8 +157,12 @@ impl Emulator {
             checks.push((Chip::Hopper, vec!["conformance".to_owned(), "--brief".to_owned(), path]));
         }
         let chunked = models.join(CHUNKED).to_string_lossy().into_owned();
-        let words = ["conformance", "--chunks", &chunked];
-        checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
+        for (chip, kv_type) in
+            [(Chip::Hopper, "f16"), (Chip::Hopper, "q8_0"), (Chip::Ampere, "f16")]
+        {
+            let words = ["conformance", "--chunks", "--kv-type", kv_type, &chunked];
+            checks.push((chip, words.map(str::to_owned).to_vec()));
+        }
         let bytes = models.join(BYTES).to_string_lossy().into_owned();
         let words = ["conformance", "--brief", "--kv-type", "q8_0", &bytes];
         checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));

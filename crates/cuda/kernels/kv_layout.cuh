@@ -8,8 +8,9 @@
 #pragma once
 #include "device.cuh"
 
-// In f16 and in bytes, sixteen tokens form a tile in fragment order: as the lanes of a warp read them
-// for `mma` (decode_mma.cuh). A slice is 64 columns of a tile. Slices of a head follow each other.
+// In f16 and in bytes, sixteen tokens form a tile. A slice is 64 columns of a tile; slices of a head follow
+// each other. Bytes are in fragment order: as the lanes of a warp read them for `mma` (decode_mma.cuh).
+// f16 is in rows of 32 columns of a key, or 64 of a value, swizzled for `wgmma`.
 #define TILE_POSITIONS 16u
 #define SLICE_DIM 64u
 

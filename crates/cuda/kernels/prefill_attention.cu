@@ -1,8 +1,9 @@
 // Prefill attention (flash attention) by `mma`: a block takes 64 query rows of a sequence, those of all
 // query heads of a KV head side by side, and iterates over 64 positions at a time, counted from
 // position 0, with an online softmax. Queries and probabilities are rounded to f16, as the KV cache
-// is, or becomes where it holds bytes. A row's result does not depend on the rows beside it:
-// invisible positions add nothing.
+// is, or becomes where it holds bytes. A row's result does not depend on the rows beside it: positions
+// that no row of the block sees are zeros, and others add zero where they are invisible, unless their
+// values are NaN.
 //
 // Grid: (blocks of query rows, KV heads, blocks that share splits); 128 threads, 16 rows a warp.
 // Shared memory: queries, and two stages of keys and values. Bound by tensor cores and exponentials.
@@ -265,9 +266,9 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     if (!block.find(a, metadata)) return;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 4, first_row = 16 * warp + lane / 4;
     u32 base = shared_address(shared);
-    u32 keys = base + PREFILL_ROWS * DIM * 2, values = keys + 2 * STAGE, group = block.first_group();
+    u32 keys = base + PREFILL_ROWS * DIM * 2, values = keys + 2 * STAGE, kv_block = block.first_kv_block();
     Loader<DIM> fetch(a, metadata.pages(a.page_table, block.rows.span), block.kv_head, block.any);
-    fetch.begin(group * POSITIONS, keys, values);
+    fetch.begin(kv_block * POSITIONS, keys, values);
     fetch.finish(keys, values);
     asm volatile("cp.async.commit_group;" ::: "memory");
     load_queries<DIM>(a, block, shared);
@@ -279,8 +280,8 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     LaneSoftmax<EIGHTS> softmax;
     softmax.clear();
     u32 query = base + (16 * warp + lane % 16) * (2 * DIM);
-    for (u32 stage = 0, next; group <= block.last; group = next, stage ^= 1) {
-        next = block.after(group);
+    for (u32 stage = 0, next; kv_block <= block.last; kv_block = next, stage ^= 1) {
+        next = block.after(kv_block);
         u32 next_keys = keys + (stage ^ 1) * STAGE, next_values = values + (stage ^ 1) * STAGE;
         if (next <= block.last) fetch.begin(next * POSITIONS, next_keys, next_values);
         asm volatile("cp.async.commit_group;" ::: "memory");
@@ -288,14 +289,14 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
         __syncthreads();
         float scores[POSITIONS / 8][4] = {};
         multiply_keys<DIM>(a, query, keys + stage * STAGE, lane, scores);
-        u32 start = group * POSITIONS;
+        u32 start = kv_block * POSITIONS;
         mask(a, visible, start, block.all.has_block(start, POSITIONS), scores);
         softmax.rescale(softmax.add(scores));
         multiply_values<DIM>(a, scores, values + stage * STAGE, lane, softmax.out);
         if (next <= block.last) fetch.finish(next_keys, next_values);
         __syncthreads();
-        if (!block.ends_split(group)) continue;
-        end_split(a, block, group, first_row, c, LanePartials(a, block, first_row, c, 0), softmax);
+        if (!block.ends_split(kv_block)) continue;
+        end_split(a, block, kv_block, first_row, c, LanePartials(a, block, first_row, c, 0), softmax);
     }
     if (merge_splits<BLOCK>(a, block, first_row, c, softmax)) store_outputs(a, block, first_row, c, softmax);
 }

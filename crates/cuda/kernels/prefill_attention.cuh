@@ -97,15 +97,15 @@ struct PositionRange {
 };
 
 // A block's work: query rows of a KV head, and a share of the splits that they attend to. Positions are
-// taken in groups of POSITIONS.
+// taken in KV blocks of POSITIONS.
 template <u32 DIM, u32 ROWS, u32 POSITIONS> struct PrefillBlock {
     static const bool HAS_SPLITS = DIM <= MAX_SPLIT_DIM;
-    static const u32 SPLIT = HAS_SPLITS ? PREFILL_SPLIT / POSITIONS : ~0u / POSITIONS; // groups of a split
+    static const u32 SPLIT = HAS_SPLITS ? PREFILL_SPLIT / POSITIONS : ~0u / POSITIONS; // KV blocks of a split
     QueryRows rows;
     u32 kv_head;
     u32 row, start, end;     // first row of the span, its position, and the end of the sequence
     PositionRange any, all;  // positions that some row, and that all rows attend to
-    u32 first, last;         // groups of positions that some row attends to
+    u32 first, last;         // KV blocks that some row attends to
     u32 first_split, splits;
     bool is_shared;          // with blocks that have other splits
 
@@ -130,19 +130,19 @@ template <u32 DIM, u32 ROWS, u32 POSITIONS> struct PrefillBlock {
         return {first_visible(a, position(r)), end_visible(a, position(r), end)};
     }
 
-    // The block's first group, whether a group ends a split of its own, and the group after it: blocks
-    // that share splits take every `gridDim.z`th.
-    __device__ __forceinline__ u32 first_group() const {
+    // The first KV block, whether a KV block ends its split, and the one after it: blocks that share splits
+    // take every `gridDim.z`th.
+    __device__ __forceinline__ u32 first_kv_block() const {
         return blockIdx.z > 0 ? (first_split + blockIdx.z) * SPLIT : first;
     }
-    __device__ __forceinline__ bool ends_split(u32 group) const {
-        return group == last || (group + 1) % SPLIT == 0;
+    __device__ __forceinline__ bool ends_split(u32 kv_block) const {
+        return kv_block == last || (kv_block + 1) % SPLIT == 0;
     }
-    __device__ __forceinline__ u32 after(u32 group) const {
-        return group + 1 + (ends_split(group) ? (gridDim.z - 1) * SPLIT : 0);
+    __device__ __forceinline__ u32 after(u32 kv_block) const {
+        return kv_block + 1 + (ends_split(kv_block) ? (gridDim.z - 1) * SPLIT : 0);
     }
-    // The number of a group's split among those that the rows attend to.
-    __device__ __forceinline__ u32 split(u32 group) const { return group / SPLIT - first_split; }
+    // The number of a KV block's split among those that the rows attend to.
+    __device__ __forceinline__ u32 split(u32 kv_block) const { return kv_block / SPLIT - first_split; }
 
     // The eight elements from `first` on of a query, as halves, times the factor of its scores: to
     // powers of two, or, of scores with a cap, to the cap.
@@ -157,7 +157,7 @@ template <u32 DIM, u32 ROWS, u32 POSITIONS> struct PrefillBlock {
     }
 };
 
-// Calls `see` with each of a lane's scores, its position in the group, and which of the lane's two
+// Calls `see` with each of a lane's scores, its position in the KV block, and which of the lane's two
 // rows.
 template <u32 EIGHTS, class See> DEVICE void each(float (&scores)[EIGHTS][4], See see) {
 #pragma unroll
@@ -167,7 +167,7 @@ template <u32 EIGHTS, class See> DEVICE void each(float (&scores)[EIGHTS][4], Se
     }
 }
 
-// Caps the scores of the group that begins at a position, and hides what a lane's rows do not attend
+// Caps the scores of the KV block that begins at a position, and hides what a lane's rows do not attend
 // to; `is_whole` if they attend to all.
 template <u32 EIGHTS>
 DEVICE void mask(const Attention &a, const PositionRange (&visible)[2], u32 start, bool is_whole,
@@ -299,21 +299,21 @@ template <class Stored, u32 EIGHTS> DEVICE void store_split(const Stored &stored
     softmax.clear();
 }
 
-// Ends a split with a group of positions: it is merged with those before it, which are in `merged`, or
+// Ends a split with a KV block: it is merged with those before it, which are in `merged`, or
 // stored for the last of the blocks that share splits. `first`: a lane's first row; `c`: its pair of
 // columns in eight.
 template <class Block, class Stored, u32 EIGHTS>
-DEVICE void end_split(const Attention &a, const Block &block, u32 group, u32 first, u32 c, const Stored &merged,
+DEVICE void end_split(const Attention &a, const Block &block, u32 kv_block, u32 first, u32 c, const Stored &merged,
                       LaneSoftmax<EIGHTS> &softmax) {
     softmax.sum_quads();
     if (!Block::HAS_SPLITS) return;
-    u32 split = block.split(group);
+    u32 split = block.split(kv_block);
     if (block.is_shared) {
         store_split(LanePartials(a, block, first, c, split), softmax);
         return;
     }
     if (split > 0) merge_stored(merged, softmax);
-    if (group < block.last) store_split(merged, softmax);
+    if (kv_block < block.last) store_split(merged, softmax);
 }
 
 // Merges the splits that several blocks share, in the last of them. Whether this block has the

@@ -1,11 +1,11 @@
-// Prefill attention (flash attention) by `wgmma` on Hopper: as in prefill_attention.cu, but a block takes
-// 128 query rows and iterates over groups of 128 positions, or of 64 where heads are wide.
+// Prefill attention by `wgmma` on Hopper, scheduled as in FlashAttention 3: as in prefill_attention.cu, but
+// a block takes 128 query rows and iterates over KV blocks of 128 positions, or of 64 where heads are wide.
+// Heads are multiplied as if they were DIM wide.
 //
 // Grid: (blocks of query rows, KV heads, blocks that share splits); 384 threads: two consumer warp groups,
 // of 64 query rows each, and a producer group, of which two warps copy keys and two copy values to rings of
-// two stages with full and empty mbarriers. A consumer multiplies the keys of a group while it multiplies the values
-// of the group before, and computes the softmax of one while the tensor cores have the other. Bound by
-// tensor cores.
+// two stages with full and empty mbarriers. A consumer issues Q K^T of a KV block and P V of the one before,
+// then computes the softmax of the new scores while P V runs.
 #include "mbarrier.cuh"
 #include "prefill_attention.cuh"
 #include "wgmma.cuh"
@@ -63,7 +63,7 @@ template <u32 DIM> struct MergedSplits {
 };
 #endif
 
-// A ring of groups of positions in shared memory, of keys (kind 0) or of values (kind 1).
+// A ring of KV blocks in shared memory, of keys (kind 0) or of values (kind 1).
 template <u32 DIM> struct Ring {
     SharedMemory<DIM> &shared;
     u32 kind;
@@ -73,22 +73,22 @@ template <u32 DIM> struct Ring {
 
     __device__ __forceinline__ u32 full(u32 slot) const { return shared_address(&shared.full[kind][slot]); }
     __device__ __forceinline__ u32 empty() const { return shared_address(&shared.empty[kind][next.slot]); }
-    __device__ __forceinline__ u32 group() const { return shared_address(shared.kv[kind][next.slot]); }
+    __device__ __forceinline__ u32 stage() const { return shared_address(shared.kv[kind][next.slot]); }
 
-    // A producer waits for space, and says that a slot is full.
-    __device__ __forceinline__ bool has_space() const {
+    // A producer waits for a free slot, and says that a slot is full.
+    __device__ __forceinline__ bool has_free_slot() const {
         return __all_sync(~0u, mbarrier_test(empty(), next.parity ^ 1));
     }
-    __device__ __forceinline__ void wait_for_space() const { mbarrier_wait(empty(), next.parity ^ 1); }
-    __device__ __forceinline__ void put(u32 slot) const {
+    __device__ __forceinline__ void producer_acquire() const { mbarrier_wait(empty(), next.parity ^ 1); }
+    __device__ __forceinline__ void producer_commit(u32 slot) const {
         fence_proxy_async();
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(full(slot));
     }
 
-    // A consumer waits for a group, and frees its slot.
-    __device__ __forceinline__ void wait_for_group() const { mbarrier_wait(full(next.slot), next.parity); }
-    __device__ __forceinline__ void free() {
+    // A consumer waits for a KV block, and releases its slot.
+    __device__ __forceinline__ void consumer_wait() const { mbarrier_wait(full(next.slot), next.parity); }
+    __device__ __forceinline__ void consumer_release() {
         if (threadIdx.x % 32 == 0) mbarrier_arrive(empty());
         next.advance();
     }
@@ -114,7 +114,7 @@ template <u32 DIM, bool KEYS> struct Producer {
         return (u64)pages[position / PAGE_TOKENS] * kv_heads + kv_head;
     }
 
-    // Where a piece goes in a group in shared memory.
+    // Where a piece goes in a stage in shared memory.
     static __device__ __forceinline__ u32 place(u32 position, u32 slice, u32 eight) {
         u32 column = KEYS ? 2 * slice + eight / 4 : slice, piece = KEYS ? eight % 4 : eight;
         return (column * POSITIONS + position) * COLUMN_BYTES
@@ -137,10 +137,10 @@ template <u32 DIM, bool KEYS> struct Producer {
     }
     static __device__ __forceinline__ u32 eight() { return KEYS ? threadIdx.x % 4 * 2 : threadIdx.x / 4 % 8; }
 
-    // Stores codes in a group in shared memory: to two neighbours in a swizzle.
-    static __device__ __forceinline__ void store(u32 group, u32 tile, u32 slice, const Codes &x) {
+    // Stores codes in a stage: to two neighbours in a swizzle.
+    static __device__ __forceinline__ void store(u32 stage, u32 tile, u32 slice, const Codes &x) {
         u32 select = threadIdx.x % (KEYS ? 4 : 32) < (KEYS ? 2 : 16) ? 0x1010 : 0x3232;
-        u32 at = group + place(position(), 0, eight())
+        u32 at = stage + place(position(), 0, eight())
                  + (slice * POSITIONS * SLICE_DIM * 2 + tile * TILE_POSITIONS * COLUMN_BYTES);
         u32 scale = __byte_perm(x.scales[0], 0, select);
         store_shared(at, q8_piece(x.codes.x, x.codes.y, scale));
@@ -148,7 +148,7 @@ template <u32 DIM, bool KEYS> struct Producer {
         store_shared(KEYS ? at ^ 16 : at + LINE ^ 16, q8_piece(x.codes.z, x.codes.w, scale));
     }
 
-    // Begins to copy a tile of a group as it is in its page.
+    // Begins to copy a tile of a KV block as it is in its page.
     __device__ __forceinline__ void copy_tile(u32 start, u32 tile, SharedMemory<DIM> &shared) const {
         u32 full = shared_address(&shared.page_full[KIND][tile]), at = start + tile * TILE_POSITIONS;
         const u8 *from = elements + q8_head(head(at), DIM) + at % PAGE_TOKENS / TILE_POSITIONS * TILE_BYTES;
@@ -156,8 +156,8 @@ template <u32 DIM, bool KEYS> struct Producer {
         bulk_copy(shared_address(shared.pages[KIND][tile]), from, TILE_BYTES, full);
     }
 
-    // Stores a tile that has been copied, in a group.
-    __device__ __forceinline__ void store_tile(u32 group, u32 tile, const SharedMemory<DIM> &shared) const {
+    // Stores a tile that has been copied, in a stage.
+    __device__ __forceinline__ void store_tile(u32 stage, u32 tile, const SharedMemory<DIM> &shared) const {
 #pragma unroll
         for (u32 slice = 0; slice < SLICES; slice++) {
             const u8 *from = shared.pages[KIND][tile] + slice * Q8_SLICE_BYTES;
@@ -166,13 +166,13 @@ template <u32 DIM, bool KEYS> struct Producer {
             x.codes = ((const uint4 *)from)[threadIdx.x % THREADS];
             x.scales[0] = scales[0];
             if (!KEYS) x.scales[KEYS ? 0 : 1] = scales[1];
-            store(group, tile, slice, x);
+            store(stage, tile, slice, x);
         }
     }
 
-    // Loads and stores a tile of a group that is not whole. Scales of invisible positions, whose pages may
+    // Loads and stores a tile of a KV block that is not whole. Scales of invisible positions, whose pages may
     // be gone, are zero, as they are beyond the head.
-    __device__ __forceinline__ void load_tile(u32 start, u32 group, u32 tile) const {
+    __device__ __forceinline__ void load_tile(u32 start, u32 stage, u32 tile) const {
         u32 at = start + tile * TILE_POSITIONS + position(), token = at % PAGE_TOKENS;
         bool has_first = range.has(at), has_second = !KEYS && range.has(at + 1);
 #pragma unroll
@@ -191,44 +191,44 @@ template <u32 DIM, bool KEYS> struct Producer {
                     x.scales[KEYS ? 0 : 1] = has_second ? two.y : 0;
                 }
             }
-            store(group, tile, slice, x);
+            store(stage, tile, slice, x);
         }
     }
 
-    // Brings all groups of a block. Tiles of whole groups are copied a group ahead.
-    __device__ __forceinline__ void all(const typename Shape<DIM>::Block &block, Ring<DIM> ring) const {
+    // Fetches all KV blocks. Tiles of whole ones are copied a KV block ahead.
+    __device__ __forceinline__ void run(const typename Shape<DIM>::Block &block, Ring<DIM> ring) const {
         SharedMemory<DIM> &shared = ring.shared;
-        auto is_whole = [&](u32 group) {
-            return group <= block.last && dim == DIM && range.has_block(group * POSITIONS, POSITIONS);
+        auto is_whole = [&](u32 kv_block) {
+            return kv_block <= block.last && dim == DIM && range.has_block(kv_block * POSITIONS, POSITIONS);
         };
         bool copies = threadIdx.x % THREADS == 0;
-        u32 group = block.first_group(), parity = 0;
-        for (u32 tile = 0; copies && is_whole(group) && tile < TILES; tile++) {
-            copy_tile(group * POSITIONS, tile, shared);
+        u32 kv_block = block.first_kv_block(), parity = 0;
+        for (u32 tile = 0; copies && is_whole(kv_block) && tile < TILES; tile++) {
+            copy_tile(kv_block * POSITIONS, tile, shared);
         }
-        while (group <= block.last) {
-            u32 next = block.after(group);
-            ring.wait_for_space();
+        while (kv_block <= block.last) {
+            u32 next = block.after(kv_block);
+            ring.producer_acquire();
 #pragma unroll 1
             for (u32 tile = 0; tile < TILES; tile++) {
-                if (is_whole(group)) {
+                if (is_whole(kv_block)) {
                     mbarrier_wait(shared_address(&shared.page_full[KIND][tile]), parity);
-                    store_tile(ring.group(), tile, shared);
+                    store_tile(ring.stage(), tile, shared);
                 } else {
-                    load_tile(group * POSITIONS, ring.group(), tile);
+                    load_tile(kv_block * POSITIONS, ring.stage(), tile);
                 }
                 // Both warps have read the tile.
                 team_sync(PRODUCER_BARRIER + KIND, THREADS / 32);
                 if (copies && is_whole(next)) copy_tile(next * POSITIONS, tile, shared);
             }
-            if (is_whole(group)) parity ^= 1;
-            ring.put(ring.next.slot);
+            if (is_whole(kv_block)) parity ^= 1;
+            ring.producer_commit(ring.next.slot);
             ring.next.advance();
-            group = next;
+            kv_block = next;
         }
     }
 #else
-    // Copies a group whose positions are all visible, of heads without padding: pages have the order of
+    // Copies a KV block whose positions are all visible, of heads without padding: pages have the order of
     // shared memory. Each warp copies a half.
     __device__ __forceinline__ void copy_whole(u32 start, const Ring<DIM> &ring) const {
         const u32 COLUMNS = 2 * DIM / COLUMN_BYTES, BYTES = TILE_POSITIONS * COLUMN_BYTES; // of a tile
@@ -241,10 +241,10 @@ template <u32 DIM, bool KEYS> struct Producer {
         u32 k = threadIdx.x % THREADS / 32 * COPIES + lane, tile = k / COLUMNS, column = k % COLUMNS;
         u32 position = start + tile * TILE_POSITIONS, token = position % PAGE_TOKENS;
         const KvElement *from = elements + (head(position) * PAGE_TOKENS + token) * DIM;
-        bulk_copy(ring.group() + (column * TILES + tile) * BYTES, (const u8 *)from + column * BYTES, BYTES, full);
+        bulk_copy(ring.stage() + (column * TILES + tile) * BYTES, (const u8 *)from + column * BYTES, BYTES, full);
     }
 
-    // Begins to copy another group: zeros beyond the head and at invisible positions, whose pages may be
+    // Begins to copy another KV block: zeros beyond the head and at invisible positions, whose pages may be
     // gone. A thread takes the same piece of every eight positions of every slice.
     __device__ __forceinline__ void copy_some(u32 start, u32 to) const {
         u32 pieces = round_up8(dim) / 8, t = threadIdx.x % THREADS;
@@ -266,27 +266,27 @@ template <u32 DIM, bool KEYS> struct Producer {
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
 
-    // Brings all groups of a block.
-    __device__ __forceinline__ void all(const typename Shape<DIM>::Block &block, Ring<DIM> ring) const {
+    // Fetches all KV blocks.
+    __device__ __forceinline__ void run(const typename Shape<DIM>::Block &block, Ring<DIM> ring) const {
         bool has_copy = false; // of some pieces, in flight
         u32 slot = 0;          // where it goes
-        for (u32 group = block.first_group(); group <= block.last; group = block.after(group)) {
-            u32 start = group * POSITIONS;
+        for (u32 kv_block = block.first_kv_block(); kv_block <= block.last; kv_block = block.after(kv_block)) {
+            u32 start = kv_block * POSITIONS;
             bool is_whole = dim == DIM && range.has_block(start, POSITIONS);
             // While there is no space, the copy in flight can end.
-            if (has_copy && (is_whole || !ring.has_space())) {
+            if (has_copy && (is_whole || !ring.has_free_slot())) {
                 asm volatile("cp.async.wait_group 0;" ::: "memory");
-                ring.put(slot);
+                ring.producer_commit(slot);
                 has_copy = false;
             }
-            ring.wait_for_space();
+            ring.producer_acquire();
             if (is_whole) {
                 copy_whole(start, ring);
             } else {
-                copy_some(start, ring.group());
+                copy_some(start, ring.stage());
                 if (has_copy) {
                     asm volatile("cp.async.wait_group 1;" ::: "memory");
-                    ring.put(slot);
+                    ring.producer_commit(slot);
                 }
                 has_copy = true, slot = ring.next.slot;
             }
@@ -294,18 +294,18 @@ template <u32 DIM, bool KEYS> struct Producer {
         }
         if (!has_copy) return;
         asm volatile("cp.async.wait_group 0;" ::: "memory");
-        ring.put(slot);
+        ring.producer_commit(slot);
     }
 #endif
 };
 
-// A consumer group's scores and results.
+// A consumer warp group's scores and results.
 template <u32 DIM> struct Consumer {
     static const u32 POSITIONS = Shape<DIM>::POSITIONS, WIDTH = DIM < 128 ? DIM : 128;
     const Attention &a;
     const typename Shape<DIM>::Block &block;
     SharedMemory<DIM> &shared;
-    u32 group;                          // warp group
+    u32 warp_group;
     u32 first_row, c;                   // a lane's first row, and its pair of columns in eight
     u64 queries;
     PositionRange visible[2];           // positions that a lane's rows attend to
@@ -316,30 +316,30 @@ template <u32 DIM> struct Consumer {
 
     __device__ __forceinline__ Consumer(const Attention &a, const typename Shape<DIM>::Block &block,
                                         SharedMemory<DIM> &shared)
-        : a(a), block(block), shared(shared), group(threadIdx.x / GROUP), keys(shared, 0), values(shared, 1) {
+        : a(a), block(block), shared(shared), warp_group(threadIdx.x / GROUP), keys(shared, 0), values(shared, 1) {
         u32 t = threadIdx.x % GROUP, lane = t % 32;
-        first_row = GROUP_ROWS * group + t / 32 * 16 + lane / 4, c = lane % 4;
-        queries = wgmma_matrix(shared_address(shared.queries[0][GROUP_ROWS * group]));
+        first_row = GROUP_ROWS * warp_group + t / 32 * 16 + lane / 4, c = lane % 4;
+        queries = wgmma_matrix(shared_address(shared.queries[0][GROUP_ROWS * warp_group]));
         for (u32 i = 0; i < 2; i++) visible[i] = block.visible(a, first_row + 8 * i);
         softmax.clear();
     }
 
-    // Loads the group's queries to shared memory.
+    // Loads the warp group's queries to shared memory.
     __device__ __forceinline__ void load_queries() const {
         const u32 EIGHTS = DIM / 8;
 #pragma unroll 4
         for (u32 i = threadIdx.x % GROUP; i < GROUP_ROWS * EIGHTS; i += GROUP) {
-            u32 r = GROUP_ROWS * group + i / EIGHTS, eight = i % EIGHTS;
+            u32 r = GROUP_ROWS * warp_group + i / EIGHTS, eight = i % EIGHTS;
             *(uint4 *)(shared.queries[eight / 8][r] + (eight % 8 ^ r % 8) * 16) = block.query(a, r, 8 * eight);
         }
         fence_proxy_async();
-        team_sync(CONSUMER_BARRIER + group, GROUP / 32);
+        team_sync(CONSUMER_BARRIER + warp_group, GROUP / 32);
     }
 
-    // Issues Q K^T of the next group of positions.
+    // Issues Q K^T of the next KV block.
     __device__ __forceinline__ void multiply_keys() {
-        u64 matrix = wgmma_matrix<LINE / 2>(keys.group());
-        keys.wait_for_group();
+        u64 matrix = wgmma_matrix<LINE / 2>(keys.stage());
+        keys.consumer_wait();
         wgmma_fence();
 #pragma unroll
         for (u32 k = 0; k < DIM / 16; k++) {
@@ -351,8 +351,8 @@ template <u32 DIM> struct Consumer {
 
     // Issues P V.
     __device__ __forceinline__ void multiply_values() {
-        u64 matrix = wgmma_transposed(values.group(), POSITIONS * LINE);
-        values.wait_for_group();
+        u64 matrix = wgmma_mn_major(values.stage(), POSITIONS * LINE);
+        values.consumer_wait();
         wgmma_fence();
 #pragma unroll
         for (u32 k = 0; k < POSITIONS / 16; k++) {
@@ -370,20 +370,20 @@ template <u32 DIM> struct Consumer {
         return *(float(*)[POSITIONS / 2]) x;
     }
 
-    // Takes the scores of a group of positions, and lets its keys go.
-    __device__ __forceinline__ float2 add_scores(u32 positions) {
+    // Takes the scores of a KV block, and releases its keys.
+    __device__ __forceinline__ float2 add_scores(u32 kv_block) {
         wgmma_results(flat(scores));
-        keys.free();
-        u32 start = positions * POSITIONS;
+        keys.consumer_release();
+        u32 start = kv_block * POSITIONS;
         mask(a, visible, start, block.all.has_block(start, POSITIONS), scores);
         return softmax.add(scores);
     }
 
-    // Takes the results of a group's values, and lets them go.
+    // Takes the results of a KV block, and releases its values.
     __device__ __forceinline__ void add_results() {
         wgmma_wait<0>();
         wgmma_results(*(float(*)[DIM / 2]) softmax.out);
-        values.free();
+        values.consumer_release();
     }
 
     __device__ __forceinline__ void round_probabilities() {
@@ -396,18 +396,18 @@ template <u32 DIM> struct Consumer {
     }
 
     // Main loop.
-    __device__ __forceinline__ void all() {
-        for (u32 positions = block.first_group(); positions <= block.last; positions = block.after(positions)) {
+    __device__ __forceinline__ void run() {
+        for (u32 kv_block = block.first_kv_block(); kv_block <= block.last; kv_block = block.after(kv_block)) {
             multiply_keys();
             wgmma_wait<0>();
-            add_scores(positions);
+            add_scores(kv_block);
             round_probabilities();
-            while (!block.ends_split(positions)) {
-                positions++;
+            while (!block.ends_split(kv_block)) {
+                kv_block++;
                 multiply_keys();
                 multiply_values();
                 wgmma_wait<1>();
-                float2 factors = add_scores(positions);
+                float2 factors = add_scores(kv_block);
                 add_results();
                 softmax.rescale(factors);
                 round_probabilities();
@@ -419,7 +419,7 @@ template <u32 DIM> struct Consumer {
 #else
             MergedSplits<DIM> merged = {shared, first_row, c};
 #endif
-            end_split(a, block, positions, first_row, c, merged, softmax);
+            end_split(a, block, kv_block, first_row, c, merged, softmax);
         }
     }
 };
@@ -427,12 +427,16 @@ template <u32 DIM> struct Consumer {
 template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     extern __shared__ __align__(1024) u8 bytes[];
     SharedMemory<DIM> &shared = *(SharedMemory<DIM> *)bytes;
+    // As the host counts them (`prefill_wgmma_bytes`).
+    const u32 POSITIONS = Shape<DIM>::POSITIONS, MERGED = Shape<DIM>::Block::HAS_SPLITS ? 4 * DIM : 16;
+    static_assert(sizeof(shared) == 2 * (ROWS + 4 * POSITIONS) * DIM + 64
+                  + (HAS_SCALES ? 2 * POSITIONS * (DIM + DIM / 16) + POSITIONS : ROWS * (MERGED + 8)));
     launch_dependents();
     grid_dependency_wait();
     StepMetadata metadata = {a.metadata};
     typename Shape<DIM>::Block block;
     if (!block.find(a, metadata)) return;
-    // Without rows, the second consumer group has nothing to do.
+    // Without rows, the second consumer warp group has nothing to do.
     u32 consumers = block.rows.count > GROUP_ROWS ? 2 : 1, warp_group = threadIdx.x / GROUP;
     if (threadIdx.x < 2 * STAGES) {
         mbarrier_init(shared_address(&shared.full[0][threadIdx.x]), GROUP / 32 / 2);
@@ -451,16 +455,16 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         const u32 *pages = metadata.pages(a.page_table, block.rows.span);
         if (threadIdx.x % GROUP < GROUP / 2) {
-            Producer<DIM, true>(a, pages, block).all(block, Ring<DIM>(shared, 0));
+            Producer<DIM, true>(a, pages, block).run(block, Ring<DIM>(shared, 0));
         } else {
-            Producer<DIM, false>(a, pages, block).all(block, Ring<DIM>(shared, 1));
+            Producer<DIM, false>(a, pages, block).run(block, Ring<DIM>(shared, 1));
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         Consumer<DIM> consumer(a, block, shared);
         if (warp_group < consumers) {
             consumer.load_queries();
-            consumer.all();
+            consumer.run();
         }
         u32 first = consumer.first_row, c = consumer.c;
         if (merge_splits<2 * GROUP>(a, block, first, c, consumer.softmax)) {

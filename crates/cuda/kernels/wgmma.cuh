@@ -9,14 +9,15 @@
 
 #if __CUDA_ARCH__ >= 900
 
-// The descriptor of a matrix from a shared address on, by rows in groups of eight.
+// The descriptor of a K-major matrix: its stride offset is that of eight rows, its leading offset unused.
 template <u32 LINE = 128> DEVICE u64 wgmma_matrix(u32 at) {
     return (u64)(LINE == 128 ? 1 : 2) << 62 | (u64)(8 * LINE >> 4) << 32 | 1 << 16 | at >> 4;
 }
 
-// Of a transposed matrix, whose columns are contiguous: `distance` in bytes from 64 columns to the next.
-DEVICE u64 wgmma_transposed(u32 at, u32 distance) {
-    return (u64)1 << 62 | (u64)(8 * 128 >> 4) << 32 | (u64)(distance >> 4) << 16 | at >> 4;
+// The descriptor of an MN-major matrix, of which a line has 64 columns of a row of K: its stride offset is
+// that of eight rows, `leading_bytes` that of 64 columns.
+DEVICE u64 wgmma_mn_major(u32 at, u32 leading_bytes) {
+    return (u64)1 << 62 | (u64)(8 * 128 >> 4) << 32 | (u64)(leading_bytes >> 4) << 16 | at >> 4;
 }
 
 // Operands of some accumulators.
@@ -33,27 +34,27 @@ DEVICE u64 wgmma_transposed(u32 at, u32 distance) {
              "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define WGMMA(N) "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 "
 
-// With a in registers; b may be transposed.
-template <bool TRANSPOSED> DEVICE void wgmma(float (&d)[16], const Fragment &a, u64 b, bool adds) {
+// With a in registers; b is K-major or MN-major.
+template <bool MN_MAJOR> DEVICE void wgmma(float (&d)[16], const Fragment &a, u64 b, bool adds) {
     asm volatile("{.reg .pred adds; setp.ne.b32 adds, %21, 0;\n"
                  WGMMA(32) "{" NAMES_16 "}, {%16, %17, %18, %19}, %20, adds, 1, 1, %22;}"
                  : SUMS_16(d, 0)
-                 : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "l"(b), "r"((u32)adds), "n"(TRANSPOSED));
+                 : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "l"(b), "r"((u32)adds), "n"(MN_MAJOR));
 }
-template <bool TRANSPOSED> DEVICE void wgmma(float (&d)[32], const Fragment &a, u64 b, bool adds) {
+template <bool MN_MAJOR> DEVICE void wgmma(float (&d)[32], const Fragment &a, u64 b, bool adds) {
     asm volatile("{.reg .pred adds; setp.ne.b32 adds, %37, 0;\n"
                  WGMMA(64) "{" NAMES_32 "}, {%32, %33, %34, %35}, %36, adds, 1, 1, %38;}"
                  : SUMS_32(d, 0)
-                 : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "l"(b), "r"((u32)adds), "n"(TRANSPOSED));
+                 : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "l"(b), "r"((u32)adds), "n"(MN_MAJOR));
 }
-template <bool TRANSPOSED> DEVICE void wgmma(float (&d)[64], const Fragment &a, u64 b, bool adds) {
+template <bool MN_MAJOR> DEVICE void wgmma(float (&d)[64], const Fragment &a, u64 b, bool adds) {
     asm volatile("{.reg .pred adds; setp.ne.b32 adds, %69, 0;\n"
                  WGMMA(128) "{" NAMES_64 "}, {%64, %65, %66, %67}, %68, adds, 1, 1, %70;}"
                  : SUMS_32(d, 0), SUMS_32(d, 32)
-                 : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "l"(b), "r"((u32)adds), "n"(TRANSPOSED));
+                 : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "l"(b), "r"((u32)adds), "n"(MN_MAJOR));
 }
 
-// With a in shared memory.
+// With a in shared memory; both are K-major.
 DEVICE void wgmma(float (&d)[32], u64 a, u64 b, bool adds) {
     asm volatile("{.reg .pred adds; setp.ne.b32 adds, %34, 0;\n"
                  WGMMA(64) "{" NAMES_32 "}, %32, %33, adds, 1, 1, 0, 0;}"

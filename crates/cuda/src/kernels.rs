@@ -141,45 +141,28 @@ fn decode_attention(module: &Module) -> Result<DecodeAttention> {
     Ok([kernels("decode_attention_mma_128")?, kernels("decode_attention_mma_256")?])
 }
 
-/// Prefill attention.
-pub(crate) struct PrefillAttention {
-    /// Of each of [`PREFILL_DIMS`].
-    pub(crate) kernels: Vec<Kernel>,
-    pub(crate) uses_wgmma: bool,
-}
-
-impl PrefillAttention {
-    /// Of halves and of bytes.
-    fn of_layouts(modules: &Modules, is_hopper: bool) -> Result<[PrefillAttention; 2]> {
-        let Modules { prefill_attention, prefill_attention_q8, .. } = modules;
-        let Modules { prefill_attention_wgmma, prefill_attention_wgmma_q8, .. } = modules;
-        Ok(match is_hopper {
-            true => [
-                PrefillAttention::wgmma(prefill_attention_wgmma, KvLayout::F16)?,
-                PrefillAttention::wgmma(prefill_attention_wgmma_q8, KvLayout::Q8)?,
-            ],
-            false => [
-                PrefillAttention::mma(prefill_attention)?,
-                PrefillAttention::mma(prefill_attention_q8)?,
-            ],
-        })
-    }
-
-    fn mma(module: &Module) -> Result<PrefillAttention> {
+/// Prefill attention of halves and of bytes, of each of [`PREFILL_DIMS`].
+fn prefill_attention(modules: &Modules, is_hopper: bool) -> Result<[Vec<Kernel>; 2]> {
+    let Modules { prefill_attention, prefill_attention_q8, .. } = modules;
+    let Modules { prefill_attention_wgmma, prefill_attention_wgmma_q8, .. } = modules;
+    let mma = |module: &Module| {
         let name = "prefill_attention";
         let kernel = |&dims| module.kernel(&format!("{name}_{dims}"), prefill_bytes(dims));
-        let kernels = PREFILL_DIMS.iter().map(kernel).collect::<Result<_>>()?;
-        Ok(PrefillAttention { kernels, uses_wgmma: false })
-    }
-
-    fn wgmma(module: &Module, kv: KvLayout) -> Result<PrefillAttention> {
-        let kernel = |&dims| {
-            let name = format!("prefill_attention_wgmma_{dims}");
-            module.kernel(&name, prefill_wgmma_bytes(dims, kv))
-        };
-        let kernels = PREFILL_DIMS.iter().map(kernel).collect::<Result<_>>()?;
-        Ok(PrefillAttention { kernels, uses_wgmma: true })
-    }
+        PREFILL_DIMS.iter().map(kernel).collect::<Result<Vec<Kernel>>>()
+    };
+    let wgmma = |module: &Module, kv: KvLayout| {
+        let name = "prefill_attention_wgmma";
+        let kernel =
+            |&dims| module.kernel(&format!("{name}_{dims}"), prefill_wgmma_bytes(dims, kv));
+        PREFILL_DIMS.iter().map(kernel).collect::<Result<Vec<Kernel>>>()
+    };
+    Ok(match is_hopper {
+        true => [
+            wgmma(prefill_attention_wgmma, KvLayout::F16)?,
+            wgmma(prefill_attention_wgmma_q8, KvLayout::Q8)?,
+        ],
+        false => [mma(prefill_attention)?, mma(prefill_attention_q8)?],
+    })
 }
 
 /// All kernels.
@@ -226,8 +209,8 @@ pub(crate) struct Kernels {
     attention_q8: Attention,
     /// Decode attention on tensor cores, of halves and of bytes.
     decode_attention: [DecodeAttention; 2],
-    /// Prefill attention, of halves and of bytes.
-    prefill_attention: [PrefillAttention; 2],
+    /// Prefill attention, of halves and of bytes, of each of [`PREFILL_DIMS`].
+    prefill_attention: [Vec<Kernel>; 2],
     /// The persistent kernel, of each of [`VARIANTS`], on devices that have it.
     pub(crate) persistent: Option<Vec<Kernel>>,
     is_hopper: bool,
@@ -296,14 +279,15 @@ impl Kernels {
                 decode_attention(decode_attention_mma)?,
                 decode_attention(decode_attention_mma_q8)?,
             ],
-            prefill_attention: PrefillAttention::of_layouts(&modules, is_hopper)?,
+            prefill_attention: prefill_attention(&modules, is_hopper)?,
             persistent: if is_hopper { Some(persistent()?) } else { None },
             is_hopper,
             _modules: modules,
         })
     }
 
-    /// Whether GEMMs run on `wgmma`, where the layout of their weights allows it.
+    /// Whether prefill attention runs on `wgmma`, and GEMMs do where the layout of their weights
+    /// allows it.
     pub(crate) fn has_wgmma(&self) -> bool {
         self.is_hopper
     }
@@ -328,7 +312,7 @@ impl Kernels {
     }
 
     /// The prefill attention kernels of such a KV layout.
-    pub(crate) fn prefill_attention(&self, kv: KvLayout) -> &PrefillAttention {
+    pub(crate) fn prefill_attention(&self, kv: KvLayout) -> &[Kernel] {
         &self.prefill_attention[usize::from(kv == KvLayout::Q8)]
     }
 

@@ -31,20 +31,21 @@ pub(crate) const fn prefill_bytes(dims: usize) -> usize {
     2 * (PREFILL_ROWS + 4 * 64) * dims
 }
 
-/// Likewise with `wgmma`, with barriers, and with tiles of pages in bytes, or the merged splits of
-/// heads that have splits.
-pub(crate) fn prefill_wgmma_bytes(dims: usize, kv: KvLayout) -> usize {
+/// Likewise with `wgmma`, with barriers, and with tiles of pages in bytes, or merged splits.
+pub(crate) const fn prefill_wgmma_bytes(dims: usize, kv: KvLayout) -> usize {
     let has_splits = dims <= MAX_SPLIT_DIM;
     let positions = if has_splits { 128 } else { 64 };
-    let more = if kv == KvLayout::Q8 {
-        2 * (positions * (dims + dims / 16) + positions / 2)
-    } else if has_splits {
-        PREFILL_WGMMA_ROWS * (4 * dims + 8)
-    } else {
-        PREFILL_WGMMA_ROWS * 24
+    let more = match kv {
+        KvLayout::Q8 => 2 * positions * (dims + dims / 16) + positions,
+        _ => PREFILL_WGMMA_ROWS * (if has_splits { 4 * dims } else { 16 } + 8),
     };
     2 * (PREFILL_WGMMA_ROWS + 4 * positions) * dims + 64 + more
 }
+
+/// The most dynamic shared memory of a block on Hopper, beside what is static in prefill attention.
+const HOPPER_BYTES: usize = 226 << 10;
+const _: () = assert!(prefill_wgmma_bytes(128, KvLayout::F16) <= HOPPER_BYTES);
+const _: () = assert!(prefill_wgmma_bytes(256, KvLayout::Q8) <= 1024 + HOPPER_BYTES);
 
 /// Of a block of `gemv_mma` for `rows` rows of input: slots of weights with their barriers,
 /// barriers of teams, partial sums, and a single row's `cached` columns.
