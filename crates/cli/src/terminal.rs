@@ -52,7 +52,7 @@ mod unix {
     const UNEDITED: [&str; 3] = ["dumb", "emacs", "cons25"];
 
     /// Keeps the terminal from showing what is typed or pasted until it is dropped. Programs that
-    /// read later get all of it, also after Ctrl-C.
+    /// read later get it.
     pub(crate) struct NoEcho(Option<Quiet>);
 
     struct Quiet {
@@ -66,20 +66,38 @@ mod unix {
     struct Modes {
         before: Termios,
         quiet: Termios,
+        /// Whether pastes are marked meanwhile.
+        marks_pastes: bool,
         is_over: Mutex<bool>,
     }
 
     impl NoEcho {
-        pub(crate) fn new() -> NoEcho {
+        /// For a chat, which reads all of what is typed or pasted, also after Ctrl-C.
+        pub(crate) fn in_chat() -> NoEcho {
+            NoEcho::new(true, |modes| {
+                // In lines that can be edited the system would keep 4095 bytes and drop the rest.
+                *modes -= LocalModes::ECHO | LocalModes::ICANON;
+                *modes |= LocalModes::NOFLSH;
+            })
+        }
+
+        /// For a command after which a shell reads what was typed, as after any other.
+        pub(crate) fn before_shell() -> NoEcho {
+            NoEcho::new(false, |modes| *modes -= LocalModes::ECHO)
+        }
+
+        fn new(marks_pastes: bool, change: impl FnOnce(&mut LocalModes)) -> NoEcho {
+            if is_in_background() {
+                return NoEcho(None);
+            }
             let Ok(before) = tcgetattr(stdin()) else { return NoEcho(None) };
             let mut quiet = before.clone();
-            // In lines that can be edited the system would keep 4095 bytes and drop the rest.
-            quiet.local_modes -= LocalModes::ECHO | LocalModes::ICANON;
-            quiet.local_modes |= LocalModes::NOFLSH;
-            let modes = Arc::new(Modes { before, quiet, is_over: Mutex::new(false) });
+            change(&mut quiet.local_modes);
+            let modes = Modes { before, quiet, marks_pastes, is_over: Mutex::new(false) };
+            let modes = Arc::new(modes);
             let (restored, watched) = (Arc::clone(&modes), Arc::clone(&modes));
             let guard = cleanup::register(move || restored.restore());
-            set(&modes.quiet, MARKS_PASTES);
+            modes.begin();
             let watch = move || {
                 while watched.keep() {
                     thread::park_timeout(CHECK);
@@ -99,33 +117,40 @@ mod unix {
     }
 
     impl Modes {
+        fn begin(&self) {
+            self.set(&self.quiet, MARKS_PASTES);
+        }
+
         fn restore(&self) {
             let mut is_over = self.is_over();
             *is_over = true;
-            set(&self.before, MARKS_NO_PASTES);
+            // A shell that continues this process in the background has restored them.
+            if !is_in_background() {
+                self.set(&self.before, MARKS_NO_PASTES);
+            }
         }
 
         /// Makes the terminal quiet again if a shell that stopped and continued this process has
         /// set its own modes. False at the end.
         fn keep(&self) -> bool {
             let is_over = self.is_over();
-            if !*is_over && is_in_foreground() && has_echo() {
-                set(&self.quiet, MARKS_PASTES);
+            if !*is_over && !is_in_background() && has_echo() {
+                self.begin();
             }
             !*is_over
         }
 
+        /// Modes that cannot be changed are no failure.
+        fn set(&self, modes: &Termios, pastes: &str) {
+            let _ = tcsetattr(stdin(), OptionalActions::Now, modes);
+            let is_edited = std::env::var("TERM").is_ok_and(|name| !UNEDITED.contains(&&*name));
+            if self.marks_pastes && is_edited && stderr().is_terminal() {
+                let _ = stderr().write_all(pastes.as_bytes());
+            }
+        }
+
         fn is_over(&self) -> MutexGuard<'_, bool> {
             self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
-        }
-    }
-
-    /// Modes that cannot be changed are no failure.
-    fn set(modes: &Termios, pastes: &str) {
-        let _ = tcsetattr(stdin(), OptionalActions::Now, modes);
-        let is_edited = std::env::var("TERM").is_ok_and(|name| !UNEDITED.contains(&&*name));
-        if is_edited && stderr().is_terminal() {
-            let _ = stderr().write_all(pastes.as_bytes());
         }
     }
 
@@ -134,8 +159,8 @@ mod unix {
     }
 
     /// Changing the terminal's modes from the background would stop this process.
-    fn is_in_foreground() -> bool {
-        tcgetpgrp(stdin()).is_ok_and(|group| group == getpgrp())
+    fn is_in_background() -> bool {
+        tcgetpgrp(stdin()).is_ok_and(|group| group != getpgrp())
     }
 }
 
@@ -145,7 +170,11 @@ pub(crate) struct NoEcho;
 
 #[cfg(not(unix))]
 impl NoEcho {
-    pub(crate) fn new() -> NoEcho {
+    pub(crate) fn in_chat() -> NoEcho {
+        NoEcho
+    }
+
+    pub(crate) fn before_shell() -> NoEcho {
         NoEcho
     }
 }

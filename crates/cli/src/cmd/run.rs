@@ -9,14 +9,15 @@ mod sampling;
 mod screen;
 mod session;
 
-use std::io::{IsTerminal, Write, stderr, stdin};
+use std::io::{IsTerminal, Write, stderr, stdin, stdout};
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 use bodkin::Finish;
 
 use crate::arguments::find_decoder;
-use crate::{interrupt, terminal, text};
+use crate::terminal::{NoEcho, wrapped};
+use crate::{interrupt, text};
 pub(crate) use arguments::Args;
 use screen::Screen;
 use session::Session;
@@ -67,10 +68,12 @@ fn prompt(args: &Args) -> Result<Option<String>> {
 
 /// Generates one answer.
 fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
+    // What is typed meanwhile would appear in the answer. A pager after a pipe sets its own modes.
+    let _quiet = stdout().is_terminal().then(NoEcho::before_shell);
     let mut screen = Screen::new(!args.json, !args.quiet);
     let answer = session.answer(prompt, &mut screen)?;
     screen.finish()?;
-    let mut out = std::io::stdout().lock();
+    let mut out = stdout().lock();
     if args.json {
         writeln!(out, "{:#}", session::json(&answer))?;
     } else {
@@ -78,11 +81,11 @@ fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
     }
     if !args.json && !args.quiet {
         if let Some(mark) = session.cut(&answer) {
-            writeln!(stderr(), "{}", terminal::wrapped(&mark))?;
+            writeln!(stderr(), "{}", wrapped(&mark))?;
         }
         let is_read = answer.usage.generated_tokens > 0;
         if is_read && stderr().is_terminal() {
-            writeln!(stderr(), "\n{}", terminal::wrapped(&session::stats(&answer)))?;
+            writeln!(stderr(), "\n{}", wrapped(&session::stats(&answer)))?;
         }
     }
     if answer.finish == Finish::Cancelled {

@@ -5,8 +5,6 @@ use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
-
 use crate::place::{Place, model};
 use crate::terminal::Terminal;
 
@@ -19,11 +17,11 @@ pub(crate) fn interrupt(child: &Child) {
 /// The end of an answer: an empty line.
 const END: &str = "\r\n\r\n";
 
-fn chat(place: &Place, model: &str, flags: &[&str]) -> Terminal {
+pub(crate) fn chat(place: &Place, model: &str, flags: &[&str]) -> Terminal {
     Terminal::start(chat_command(place, model, flags))
 }
 
-fn chat_command(place: &Place, model: &str, flags: &[&str]) -> Command {
+pub(crate) fn chat_command(place: &Place, model: &str, flags: &[&str]) -> Command {
     let flags = [&["run", model, "--temperature", "0", "--ignore-eos"], flags].concat();
     // Every token is an `x`, so that what is an answer and what is not can be told apart.
     place.bodkin(&[&flags[..], &["--logit-bias", "93+1000"]].concat())
@@ -121,67 +119,6 @@ fn a_model_without_a_template_goes_on_with_texts() {
     chat.say("/system You are terse.", "error: this model has no chat template");
     chat.say("x ".repeat(2000).trim_end(), "error: the prompt has ");
     chat.leave("/exit\r");
-}
-
-#[test]
-fn lines_typed_during_an_answer_are_the_next_prompts() {
-    let place = Place::new();
-    let mut chat = chat(&place, &model("llama"), &["-n", "900"]);
-    chat.say("Hello", "xxx");
-    chat.press("/set max-tokens 3\rAnd then?\r/sta");
-    let answer = chat.expect("[answer cut: max-tokens allows 900 tokens]");
-    assert!(answer.chars().all(|c| "x\r\n".contains(c)), "typed text is shown in {answer}");
-    chat.expect("/set max-tokens 3");
-    chat.expect("And then?");
-    chat.expect("xxx\r\n[answer cut: max-tokens allows 3 tokens]");
-    chat.press("ts\r");
-    chat.expect("answer 3 tokens");
-    chat.leave("/exit\r");
-}
-
-/// A shell that stops and continues a chat, by Ctrl-Z and `fg`, sets its own modes meanwhile.
-#[test]
-fn a_terminal_that_a_shell_has_set_is_quiet_again() {
-    let place = Place::new();
-    let flags = ["--ctx-size", "20000", "-n", "19000"];
-    let bodkin = chat_command(&place, &model("llama"), &flags);
-    // Only a process in the foreground of its session's terminal sets the modes of that.
-    let mut command = Command::new("setsid");
-    command.arg("--ctty").arg(bodkin.get_program()).args(bodkin.get_args());
-    command.envs(bodkin.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command.current_dir(bodkin.get_current_dir().unwrap());
-    let mut chat = Terminal::start(command);
-    chat.say("Hello", "xxx");
-    let local_modes = |chat: &Terminal| tcgetattr(&chat.keyboard).unwrap().local_modes;
-    let has_echo = |chat: &Terminal| local_modes(chat).contains(LocalModes::ECHO);
-    let mut modes = tcgetattr(&chat.keyboard).unwrap();
-    modes.local_modes |= LocalModes::ECHO | LocalModes::ICANON;
-    tcsetattr(&chat.keyboard, OptionalActions::Now, &modes).unwrap();
-    let start = Instant::now();
-    while has_echo(&chat) {
-        assert!(start.elapsed() < Duration::from_secs(30), "the terminal still shows keys");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    assert!(local_modes(&chat).contains(LocalModes::ISIG), "the answer goes on");
-    interrupt(&chat.child);
-    chat.leave("\x04");
-}
-
-#[test]
-fn what_is_pasted_during_an_answer_is_the_next_prompt() {
-    let place = Place::new();
-    let mut chat = chat(&place, &model("llama"), &["--ctx-size", "20000", "-n", "2000"]);
-    chat.say("Hello", "xxx");
-    // Longer than a line that the system would edit, and two lines.
-    let line = "word ".repeat(1200);
-    chat.press(&format!("\x1b[200~{line}first end\rsecond end\x1b[201~\r"));
-    let answer = chat.expect("[answer cut: max-tokens allows 2000 tokens]");
-    assert!(answer.chars().all(|c| "x\r\n".contains(c)), "pasted text is shown in {answer}");
-    chat.expect("second end");
-    chat.expect("[answer cut: max-tokens allows 2000 tokens]");
-    chat.leave("\x04");
-    let history = fs::read_to_string(place.path("home/data/bodkin/history")).unwrap();
-    assert!(history.contains(&format!("{line}first end\\nsecond end\n")), "{history}");
 }
 
 #[test]

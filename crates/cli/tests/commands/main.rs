@@ -25,4 +25,6 @@ mod terminal;
 mod tokens;
 #[cfg(unix)]
 mod truncated;
+#[cfg(unix)]
+mod typing;
 mod wrong;

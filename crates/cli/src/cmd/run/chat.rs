@@ -26,7 +26,7 @@ pub(super) fn chat(mut session: Session) -> Result<()> {
             continue;
         }
         // What is typed meanwhile appears at the next prompt.
-        let _quiet = NoEcho::new();
+        let _quiet = NoEcho::in_chat();
         if commands::run(&mut session, &text)? == Next::Leave {
             break;
         }
