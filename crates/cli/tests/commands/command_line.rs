@@ -102,6 +102,23 @@ fn shells_complete_commands_and_flags() {
     assert_eq!(place.run(&["completions", "nonsense"]).status.code(), Some(2));
 }
 
+#[cfg(unix)]
+#[test]
+fn tables_of_models_fit_the_terminal() {
+    let place = Place::new();
+    let list = ["list", "--known"];
+    let whole = place.text(&list);
+    assert!(whole.lines().any(|line| line.len() > 80), "{whole}");
+    for columns in [120, 80, 40] {
+        let command = place.bodkin(&list);
+        let (shown, _) = crate::terminal::Terminal::with_columns(command, columns).rest();
+        let width = |line: &str| line.chars().count();
+        assert!(shown.lines().all(|line| width(line) <= usize::from(columns)), "{shown}");
+        assert!(shown.contains("\r\nqwen3-embedding:0.6b "), "{shown}");
+        assert_eq!(shown.lines().count(), whole.lines().count());
+    }
+}
+
 #[test]
 fn every_command_has_a_manual_page() {
     let place = Place::new();
