@@ -242,18 +242,20 @@ fn a_full_context_says_what_helps() {
     let place = Place::new();
     let mut chat = chat(&place, &model("llama"), &["-c", "100"]);
     chat.say("Hello", "xxx");
-    chat.expect("[answer cut: the context of 100 tokens is full; -c N sets a larger context");
-    chat.expect(", /clear begins a new conversation, --context-shift drops the oldest turns]");
+    chat.expect("[answer cut: the context of 100 tokens is full; /clear begins a new conversation");
+    chat.expect(", /set context-shift on drops the oldest turns, -c N at the next start sets a ");
     chat.say("/show", " 100 of 100 tokens, 1 turn");
     chat.say("Hello", "error: the conversation has ");
-    chat.expect(" tokens with this prompt, the context of 100 has room for 99; -c N sets a ");
-    chat.expect(
-        "larger context, /clear begins a new conversation, --context-shift drops the oldest",
-    );
+    chat.expect(" tokens with this prompt, the context of 100 has room for 99; /clear begins a ");
     chat.say("/clear", "");
     chat.say("x ".repeat(100).trim_end(), "error: the prompt alone has ");
-    chat.expect(" tokens, the context of 100 has room for 99; -c N sets a larger context\r\n");
+    chat.expect(" tokens, the context of 100 has room for 99; -c N at the next start sets ");
+    // The oldest turns are dropped from the next prompt on.
     chat.say("Hello", "xxx");
+    chat.say("/set context-shift maybe", "error: context-shift: expected on or off, found `maybe`");
+    chat.say("/set context-shift", "context-shift        off");
+    chat.say("/set context-shift on", "");
+    chat.say("Hello", "[the context of 100 tokens is full: dropped the oldest turn]");
     chat.leave("/exit\r");
 }
 

@@ -10,7 +10,7 @@ use clap::{CommandFactory, Parser};
 use super::arguments::Settings;
 use super::sampling::EMPTY;
 use super::screen::Screen;
-use super::session::{self, Session};
+use super::session::{self, CONTEXT_SHIFT, Session};
 use crate::terminal::{self, say};
 use crate::{errors, text};
 
@@ -205,6 +205,10 @@ fn set(session: &mut Session, argument: &str) -> Result<Next> {
         && let [current] = &session.setting_lines(Some(&name))[..]
     {
         say(current);
+        return Ok(Next::Prompt);
+    }
+    if name == CONTEXT_SHIFT {
+        session.set_context_shift(value.trim())?;
         return Ok(Next::Prompt);
     }
     let mut changed = Set { settings: session.settings.clone() };

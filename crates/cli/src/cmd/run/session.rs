@@ -16,6 +16,8 @@ use crate::arguments::describe;
 use crate::terminal::say;
 use crate::{output, text};
 
+/// The name of a setting that is on or off, and needs a chat template.
+pub(super) const CONTEXT_SHIFT: &str = "context-shift";
 const NO_TEMPLATE: &str = "this model has no chat template, so it takes no system prompt";
 
 /// A loaded model and a conversation with it.
@@ -97,6 +99,17 @@ impl Session {
         if !text.is_empty() {
             self.messages.push(Message::new("system", text));
         }
+        Ok(())
+    }
+
+    /// Sets from `on` or `off` whether the oldest turns are dropped when the context is full.
+    pub(super) fn set_context_shift(&mut self, value: &str) -> Result<()> {
+        ensure!(self.is_chat, "this model has no chat template, so it has no turns to drop");
+        self.shifts = match value {
+            "on" => true,
+            "off" => false,
+            _ => bail!("{CONTEXT_SHIFT}: expected on or off, found `{value}`"),
+        };
         Ok(())
     }
 
@@ -278,15 +291,20 @@ impl Session {
         }
     }
 
-    /// What helps when the context is full, after a semicolon; `turns` if fewer of them help.
+    /// What helps when the context is full, after a semicolon. What helps at once comes first;
+    /// `turns` if fewer of them help.
     fn help_with_context(&self, turns: bool) -> String {
         let is_shorter = self.model.context() < self.model.plan().context_length;
         let has_turns = self.is_interactive && turns;
         let can_shift = self.is_chat && !self.shifts;
+        let larger = match self.is_interactive {
+            true => "-c N at the next start sets a larger context",
+            false => "-c N sets a larger context",
+        };
         let help = [
-            (is_shorter, "-c N sets a larger context"),
             (has_turns, "/clear begins a new conversation"),
-            (has_turns && can_shift, "--context-shift drops the oldest turns"),
+            (has_turns && can_shift, "/set context-shift on drops the oldest turns"),
+            (is_shorter, larger),
         ];
         let help: Vec<&str> =
             help.iter().filter(|(helps, _)| *helps).map(|(_, text)| *text).collect();
@@ -321,6 +339,8 @@ impl Session {
         let stop = self.request.stop.iter().map(|text| json!(text).to_string());
         rows.push(("stop", sampling::list(stop)));
         rows.extend(sampling::values(&self.request.sampling));
+        let shift = if self.shifts { "on" } else { "off" };
+        rows.extend(self.is_chat.then(|| (CONTEXT_SHIFT, shift.to_owned())));
         rows.retain(|(of_row, _)| name.is_none_or(|name| name == *of_row));
         rows.into_iter().map(|(name, value)| format!("{name:<20} {value}")).collect()
     }
