@@ -15,6 +15,8 @@ pub(crate) struct SoftWrap {
     column: usize,
     /// Spaces that wait with the word after them.
     spaces: usize,
+    /// Whether the line begins after a break that is not part of the text.
+    is_broken: bool,
     /// The word that is not complete yet.
     word: String,
     /// Whether the word has a character of two columns.
@@ -46,9 +48,12 @@ impl SoftWrap {
         out
     }
 
-    /// Accounts for a line break that is not part of the text; false if a line has just begun.
+    /// Accounts for a line break that is not part of the text; false if a line has just begun. A
+    /// word that is not complete yet comes after it, without the spaces before that word.
     pub(crate) fn break_line(&mut self) -> bool {
-        std::mem::take(&mut self.column) > 0
+        let is_inside = std::mem::take(&mut self.column) > 0;
+        self.is_broken |= is_inside;
+        is_inside
     }
 
     fn push_char(&mut self, c: char, width: usize, out: &mut String) {
@@ -56,25 +61,22 @@ impl SoftWrap {
             self.end_word(width, out);
             out.push(c);
             self.is_code ^= self.line_start == FENCE;
-            (self.column, self.spaces, self.is_long_word) = (0, 0, false);
+            (self.column, self.spaces) = (0, 0);
+            (self.is_long_word, self.is_broken) = (false, false);
             return self.line_start.clear();
         }
         if self.line_start.len() < FENCE.len() && !c.is_whitespace() {
             self.line_start.push(c);
         }
         match c {
-            _ if self.is_code => out.push(c),
+            _ if self.is_code => self.push_unwrapped(c, width, out),
             ' ' | '\t' => {
                 self.end_word(width, out);
                 self.is_long_word = false;
                 let to_tab = 8 - (self.column + self.spaces) % 8;
                 self.spaces += if c == '\t' { to_tab } else { 1 };
             }
-            // The terminal breaks it.
-            _ if self.is_long_word => {
-                out.push(c);
-                self.column = (self.column + c.width().unwrap_or(0)) % width.max(1);
-            }
+            _ if self.is_long_word => self.push_unwrapped(c, width, out),
             _ => {
                 if self.breaks_before(c) {
                     self.end_word(width, out);
@@ -93,6 +95,12 @@ impl SoftWrap {
         }
     }
 
+    /// Prints a character whose line the terminal breaks.
+    fn push_unwrapped(&mut self, c: char, width: usize, out: &mut String) {
+        out.push(c);
+        self.column = (self.column + c.width().unwrap_or(0)) % width.max(1);
+    }
+
     /// Whether a line may break between the pending word and `c`: beside a wide character, such as
     /// those of Chinese, whose words have no spaces between them.
     fn breaks_before(&self, c: char) -> bool {
@@ -104,6 +112,9 @@ impl SoftWrap {
     fn end_word(&mut self, width: usize, out: &mut String) {
         if self.word.is_empty() {
             return;
+        }
+        if std::mem::take(&mut self.is_broken) {
+            self.spaces = 0;
         }
         let columns = self.word.width();
         if self.column > 0 && self.column + self.spaces + columns > width {
@@ -167,6 +178,25 @@ mod tests {
         let code = "```rust\nlet long = a + b + c;\n```\n";
         let wrapped = wrap(&format!("{code}and then some words"), 10, 1);
         assert_eq!(wrapped, format!("{code}and then\nsome words"));
+    }
+
+    #[test]
+    fn a_line_break_keeps_words_whole() {
+        let mut wrap = SoftWrap::default();
+        assert_eq!(wrap.push("  the hens in the gar", 40), "  the hens in the");
+        assert!(wrap.break_line() && !wrap.break_line());
+        assert_eq!(wrap.push("den are", 40) + &wrap.finish(40), "garden are");
+        // The space may come later. Code is printed at once.
+        let mut wrap = SoftWrap::default();
+        assert_eq!(wrap.push("the hens ", 40), "the hens");
+        assert!(wrap.break_line());
+        assert_eq!(wrap.push(" in\n  the\n```\nlet ", 40), "in\n  the\n```\nlet ");
+        assert!(wrap.break_line());
+        // An indented line that has not begun keeps its spaces.
+        let mut wrap = SoftWrap::default();
+        assert_eq!(wrap.push("  an", 40), "");
+        assert!(!wrap.break_line());
+        assert_eq!(wrap.push(" item", 40) + &wrap.finish(40), "  an item");
     }
 
     #[test]

@@ -274,16 +274,41 @@ fn a_full_context_drops_the_oldest_turns_if_asked() {
     chat.leave("/exit\r");
 
     // An answer that the context cuts goes on without the oldest turn, and is as long as allowed.
-    let mut chat = self::chat(&place, &model("llama"), &["-c", "200", "--context-shift"]);
+    let command = chat_command(&place, &model("llama"), &["-c", "200", "--context-shift"]);
+    let mut chat = Terminal::with_columns(command, 30);
     chat.say("/set max-tokens 100", "");
-    chat.say("Hello", "[answer cut: max-tokens allows 100 tokens]");
+    chat.say("Hello", "[answer cut: max-tokens allows\r\n100 tokens]");
     chat.say("/set max-tokens 120", "");
     chat.say("Hello", "Hello");
-    let start = chat.expect("\r\n[the context of 200 tokens is full: dropped the oldest turn]");
-    let end = chat.expect("\r\n[answer cut: max-tokens allows 120 tokens]");
+    let note = "\r\n[the context of 200 tokens is\r\nfull: dropped the oldest turn]";
+    let start = chat.expect(note);
+    let end = chat.expect("\r\n[answer cut: max-tokens allows\r\n120 tokens]");
     let count = |text: &str| text.matches('x').count();
     assert!(count(&start) > 10 && count(&end) > 10, "{start}{end}");
     assert_eq!(count(&start) + count(&end), 120);
+    chat.leave("/exit\r");
+}
+
+#[test]
+fn a_note_in_an_answer_breaks_no_words() {
+    let place = Place::new();
+    // The tokens `the` and `and` again and again, with spaces before them.
+    let flags = ["--logit-bias", "267+3000", "--logit-bias", "294+2000"];
+    let penalty = ["--presence-penalty", "5000", "--repeat-last-n", "1"];
+    let length = ["-c", "200", "-n", "120", "--context-shift", "--ignore-eos"];
+    let args = [&["run", &model("llama"), "--temperature", "0"], &flags[..], &penalty, &length];
+    let mut chat = Terminal::with_columns(place.bodkin(&args.concat()), 30);
+    chat.say("Hello", "[answer cut: ");
+    chat.say("Hello", "Hello");
+    let shown = chat.expect("\r\n[answer cut: ");
+    let answer = shown.rsplit("\x1b[?2004h").next().unwrap();
+    let lines: Vec<&str> = answer.trim_start().lines().collect();
+    let note = ["[the context of 200 tokens is", "full: dropped the oldest turn]"];
+    let at = lines.windows(2).position(|lines| lines == note).unwrap();
+    let is_word = |word: &str| word == "the" || word == "and";
+    for line in lines[..at].iter().chain(&lines[at + 2..]) {
+        assert!(line.len() <= 30 && line.split(' ').all(is_word), "{answer}");
+    }
     chat.leave("/exit\r");
 }
 

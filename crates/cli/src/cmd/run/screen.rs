@@ -38,9 +38,9 @@ impl Screen {
         self.text.print(&rest.unwrap_or_default())
     }
 
-    /// Goes to the start of a line of the terminal, for a message on standard error.
+    /// Goes to the start of a line of the terminal, for a message on standard error in the middle
+    /// of an answer. A word that is not complete yet comes after the message.
     pub(super) fn break_line(&mut self) -> Result<()> {
-        self.finish()?;
         let is_inside = self.text.wrap.as_mut().is_some_and(SoftWrap::break_line);
         if is_inside { self.text.print("\n") } else { Ok(()) }
     }
