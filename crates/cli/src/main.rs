@@ -14,6 +14,8 @@ mod output;
 mod progress;
 mod soft_wrap;
 mod store;
+#[cfg(unix)]
+mod suspension;
 mod terminal;
 mod text;
 mod version;

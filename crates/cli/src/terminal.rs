@@ -41,9 +41,14 @@ mod unix {
 
     use bodkin::cleanup;
     use rustix::process::getpgrp;
-    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+    use rustix::termios::{
+        LocalModes, OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcgetpgrp,
+        tcsetattr,
+    };
 
-    /// How soon after Ctrl-Z and `fg` the terminal is quiet again.
+    use crate::suspension;
+
+    /// How soon the process stops after Ctrl-Z, and the terminal is quiet again after `fg`.
     const CHECK: Duration = Duration::from_millis(100);
     /// A terminal that is asked for it puts marks around what is pasted (bracketed paste).
     const MARKS_PASTES: &str = "\x1b[?2004h";
@@ -57,7 +62,8 @@ mod unix {
 
     struct Quiet {
         modes: Arc<Modes>,
-        /// None if no thread could be started: then Ctrl-Z and `fg` end the quiet.
+        /// None if no thread could be started: then Ctrl-Z leaves the modes as they are, and `fg`
+        /// ends the quiet.
         watcher: Option<JoinHandle<()>>,
         _restored_by_signals: cleanup::Guard,
     }
@@ -103,7 +109,11 @@ mod unix {
                     thread::park_timeout(CHECK);
                 }
             };
+            suspension::defer();
             let watcher = thread::Builder::new().spawn(watch).ok();
+            if watcher.is_none() {
+                suspension::end_deferral();
+            }
             NoEcho(Some(Quiet { modes, watcher, _restored_by_signals: guard }))
         }
     }
@@ -124,20 +134,34 @@ mod unix {
         fn restore(&self) {
             let mut is_over = self.is_over();
             *is_over = true;
+            self.set_before();
+            suspension::end_deferral();
+            if suspension::take_request() {
+                suspend();
+            }
+        }
+
+        fn set_before(&self) {
             // A shell that continues this process in the background has restored them.
             if !is_in_background() {
                 self.set(&self.before, MARKS_NO_PASTES);
             }
         }
 
-        /// Makes the terminal quiet again if a shell that stopped and continued this process has
-        /// set its own modes. False at the end.
+        /// Stops the process if Ctrl-Z asks for it, and makes the terminal quiet again if a shell
+        /// that continued this process has set its own modes. False at the end.
         fn keep(&self) -> bool {
             let is_over = self.is_over();
-            if !*is_over && !is_in_background() && has_echo() {
+            if *is_over {
+                return false;
+            }
+            if suspension::take_request() {
+                self.set_before();
+                suspend();
+            } else if !is_in_background() && has_echo() {
                 self.begin();
             }
-            !*is_over
+            true
         }
 
         /// Modes that cannot be changed are no failure.
@@ -152,6 +176,14 @@ mod unix {
         fn is_over(&self) -> MutexGuard<'_, bool> {
             self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
         }
+    }
+
+    /// Stops the process. What was typed is not for the shell, and as after any Ctrl-Z it is gone.
+    fn suspend() {
+        if !is_in_background() {
+            let _ = tcflush(stdin(), QueueSelector::IFlush);
+        }
+        suspension::stop();
     }
 
     fn has_echo() -> bool {

@@ -61,6 +61,48 @@ fn a_terminal_that_a_shell_has_set_is_quiet_again() {
     chat.leave("\x04");
 }
 
+/// The shell gets none of what was typed before Ctrl-Z, and finds the modes of before.
+#[test]
+fn ctrl_z_leaves_the_shell_nothing_to_read() {
+    if !Command::new("bash").args(["-c", "true"]).status().is_ok_and(|status| status.success()) {
+        return;
+    }
+    let place = Place::new();
+    let bodkin = chat_command(&place, &model("llama"), &["-c", "20000", "-n", "19000"]);
+    let words = [bodkin.get_program()].into_iter().chain(bodkin.get_args());
+    let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
+    // Lines are edited by the system, which shows them as they are typed.
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", "bash", "--norc", "--noprofile", "--noediting", "-i"]);
+    command.envs(bodkin.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.env("PS1", "shell> ").current_dir(place.path(""));
+    let mut shell = Terminal::start(command);
+    shell.expect("shell> ");
+    let modes = local_modes(&shell);
+    shell.press(&format!("{}\r", words.join(" ")));
+    shell.say("Hello", "xxx");
+    shell.press("touch typed\rtouch ty\x1a");
+    let answer = shell.expect("Stopped");
+    assert!(!answer.contains("typed"), "{answer}");
+    shell.expect("shell> ");
+    assert_eq!(local_modes(&shell), modes);
+    shell.press("stty -a; echo $((1 + 1))nd\r");
+    let after = shell.expect("\r\n2nd\r\n");
+    assert!(!after.contains("touch"), "{after}");
+    assert!(!place.path("typed").exists());
+    shell.press("fg\r");
+    shell.expect("xxx");
+    // At the prompt Ctrl-Z stops at once.
+    shell.press("\x03");
+    shell.expect(">>> ");
+    shell.press("\x1a");
+    shell.expect("Stopped");
+    shell.press("fg\r");
+    shell.say("/exit", "shell> ");
+    shell.press("exit\r");
+    assert!(shell.child.wait().unwrap().success());
+}
+
 #[test]
 fn what_is_pasted_during_an_answer_is_the_next_prompt() {
     let place = Place::new();

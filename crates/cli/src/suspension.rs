@@ -1,0 +1,61 @@
+//! Ctrl-Z while the terminal's modes are changed: the process stops after they are set back. At all
+//! other times it stops at once, as other programs do.
+
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, LazyLock};
+
+use rustix::process::{Signal, getpgid, getpgrp, getpid, getppid, getsid, kill_process};
+use signal_hook::consts::SIGTSTP;
+use signal_hook::flag;
+
+struct Flags {
+    stops_at_once: Arc<AtomicBool>,
+    is_requested: Arc<AtomicBool>,
+}
+
+/// None where Ctrl-Z keeps the system's meaning.
+static FLAGS: LazyLock<Option<Flags>> = LazyLock::new(install);
+
+fn install() -> Option<Flags> {
+    if !is_job_of_parent() {
+        return None;
+    }
+    let flags = Flags {
+        stops_at_once: Arc::new(AtomicBool::new(true)),
+        is_requested: Arc::new(AtomicBool::new(false)),
+    };
+    flag::register_conditional_default(SIGTSTP, Arc::clone(&flags.stops_at_once)).ok()?;
+    flag::register(SIGTSTP, Arc::clone(&flags.is_requested)).ok()?;
+    Some(flags)
+}
+
+/// Whether the parent is a shell that continues this process. Where no process does, the system
+/// ignores Ctrl-Z, but a handler cannot.
+fn is_job_of_parent() -> bool {
+    let Some(parent) = getppid() else { return false };
+    let is_same_session = getsid(Some(parent)).is_ok_and(|id| getsid(None) == Ok(id));
+    is_same_session && getpgid(Some(parent)).is_ok_and(|id| id != getpgrp())
+}
+
+/// From now on Ctrl-Z is only a request, which [`take_request`] returns.
+pub(crate) fn defer() {
+    if let Some(flags) = &*FLAGS {
+        flags.is_requested.store(false, SeqCst);
+        flags.stops_at_once.store(false, SeqCst);
+    }
+}
+
+/// From now on Ctrl-Z stops the process at once.
+pub(crate) fn end_deferral() {
+    FLAGS.iter().for_each(|flags| flags.stops_at_once.store(true, SeqCst));
+}
+
+/// Whether Ctrl-Z was pressed since the last call.
+pub(crate) fn take_request() -> bool {
+    FLAGS.as_ref().is_some_and(|flags| flags.is_requested.swap(false, SeqCst))
+}
+
+/// Stops the process until a shell continues it.
+pub(crate) fn stop() {
+    let _ = kill_process(getpid(), Signal::STOP);
+}
