@@ -357,6 +357,14 @@ fn zeros_that_are_there_are_left_out_without_a_change() {
         assert!(packed.iter().any(|(_, format)| *format == wanted), "{packed:?}");
         assert!(said["bytes"].as_u64() < said["source_bytes"].as_u64(), "{said}");
         assert_eq!(logits(&place, "packed.gguf"), logits(&place, "zeros.gguf"), "{flags:?}");
+        let tensors = packed.iter().filter(|(_, format)| *format == wanted).count();
+        let again = stderr(&place.run(&["prune", "packed.gguf", "out.gguf", "--pack"]));
+        let found = format!(
+            "packed.gguf: expected F16, Q8_0 or Q4_0 matrices that a sparse format makes smaller, \
+             found {tensors} that are packed already ({}) and no other",
+            wanted.name()
+        );
+        assert!(again.trim_end().ends_with(&found), "{again}");
         // Bit by bit.
         place.text(&["quantize", "packed.gguf", "back.gguf", "--dense"]);
         let [before, after] =

@@ -1,6 +1,6 @@
 //! `--pack`: leaves out the zeros that a model has already. No weight changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
 use anyhow::{Context, Result, ensure};
@@ -37,8 +37,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
     drop(progress);
     ensure!(
         !packed.is_empty(),
-        "{}: expected F16, Q8_0 or Q4_0 matrices that a sparse format makes smaller, found none",
-        file.path().display()
+        "{}: expected F16, Q8_0 or Q4_0 matrices that a sparse format makes smaller, found {}",
+        file.path().display(),
+        found(&file)
     );
     let sparsity = pruner.sparsity();
     let metadata = pruner.packed_metadata();
@@ -47,6 +48,19 @@ pub(super) fn run(args: &Args) -> Result<()> {
         pruner.write(&metadata, out).with_context(failed)
     })?;
     report(args, &file, &packed, sparsity)
+}
+
+/// What a file has where no tensor can be packed.
+fn found(file: &File) -> String {
+    let sparse = file.tensors().iter().map(|tensor| tensor.format);
+    let sparse: Vec<_> = sparse.filter(|format| format.base().is_some()).collect();
+    let names: BTreeSet<&str> = sparse.iter().map(|format| format.name()).collect();
+    let names = names.into_iter().collect::<Vec<_>>().join(", ");
+    match sparse.len() {
+        0 => "none".to_owned(),
+        1 => format!("1 that is packed already ({names}) and no other"),
+        n => format!("{n} that are packed already ({names}) and no other"),
+    }
 }
 
 /// Prints the formats of the packed tensors, and the sizes of the files.
