@@ -51,7 +51,8 @@ fn prompt(args: &Args) -> Result<Option<String>> {
     if is_piped && !paths.iter().any(|path| path == stdin_path) {
         paths.insert(0, stdin_path.to_owned());
     }
-    let given = args.prompt.as_ref().or(args.prompt_flag.as_ref());
+    let words = (!args.prompt.is_empty()).then(|| args.prompt.join(" "));
+    let given = words.or_else(|| args.prompt_flag.clone());
     if paths.is_empty() && given.is_none() {
         return Ok(None);
     }
@@ -61,7 +62,7 @@ fn prompt(args: &Args) -> Result<Option<String>> {
         most -= part.len() as u64;
         parts.push(part);
     }
-    parts.extend(given.cloned());
+    parts.extend(given);
     parts.retain(|part| !part.is_empty());
     Ok(Some(parts.join("\n\n")))
 }

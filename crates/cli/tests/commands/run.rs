@@ -118,6 +118,17 @@ fn the_prompt_comes_from_anywhere() {
 }
 
 #[test]
+fn words_without_quotes_are_one_prompt() {
+    let place = Place::new();
+    let model = model("llama");
+    let whole = place.text(&command(&model, "tell me a joke", &GREEDY[..5]));
+    let words = [&["run", &model, "tell", "me", "a", "joke"], &GREEDY[..5]].concat();
+    assert_eq!(place.text(&words), whole);
+    let around = [&["run", &model, "tell", "me"], &GREEDY[..5], &["a", "joke"]].concat();
+    assert_eq!(place.text(&around), whole);
+}
+
+#[test]
 fn texts_from_several_places_are_one_prompt() {
     let place = Place::new();
     let model = model("llama");

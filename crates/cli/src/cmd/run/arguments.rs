@@ -21,8 +21,8 @@ flags work too: --temp, --n-predict, -ngl, -sys and others.";
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     pub(super) model: String,
-    /// Prompt [default: standard input, or a chat]
-    pub(super) prompt: Option<String>,
+    /// Prompt; words are joined [default: standard input, or a chat]
+    pub(super) prompt: Vec<String>,
     /// Prompt; the same as PROMPT
     #[arg(
         short = 'p',
