@@ -31,8 +31,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 const EXIT_USAGE: u8 = 2;
 
 /// Run language models on your own machine.
+// Of a flag that is repeated the last value counts, as in llama.cpp, unless it takes several.
 #[derive(Parser)]
-#[command(name = "bodkin", propagate_version = true)]
+#[command(name = "bodkin", propagate_version = true, args_override_self = true)]
 struct Cli {
     /// Print each step of loading a model, and long tables
     #[arg(short, long, global = true, display_order = 998)]

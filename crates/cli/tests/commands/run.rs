@@ -129,6 +129,16 @@ fn words_without_quotes_are_one_prompt() {
 }
 
 #[test]
+fn the_last_value_of_a_flag_counts() {
+    let place = Place::new();
+    let model = model("llama");
+    let once = place.json(&command(&model, "Hello", &GREEDY));
+    let flags = ["--temp", "0.2", "--temperature", "0.8", "-n", "3", "--raw", "--stop", "zzz"];
+    let twice = [&flags[..], &GREEDY, &["--stop", "yyy"]].concat();
+    assert_eq!(said(&place.json(&command(&model, "Hello", &twice))), said(&once));
+}
+
+#[test]
 fn texts_from_several_places_are_one_prompt() {
     let place = Place::new();
     let model = model("llama");
