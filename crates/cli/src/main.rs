@@ -10,6 +10,7 @@ mod errors;
 mod interrupt;
 mod llama_flags;
 mod npy;
+mod ollama_commands;
 mod output;
 mod progress;
 mod soft_wrap;
@@ -103,7 +104,9 @@ fn parse() -> Cli {
     let words = llama_flags::translate(std::env::args_os())
         .unwrap_or_else(|reason| command().error(ErrorKind::ArgumentConflict, reason).exit());
     let matches = command().version(version::of(&words)).try_get_matches_from(words);
-    let matches = matches.unwrap_or_else(|error| errors::exit_with_usage(&error));
+    let matches = matches.unwrap_or_else(|error| {
+        errors::exit_with_usage(&ollama_commands::with_tip(error, &mut command()))
+    });
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 

@@ -158,6 +158,26 @@ fn the_steps_of_a_load_are_printed_if_asked_for() {
 }
 
 #[test]
+fn commands_of_ollama_have_a_tip() {
+    let place = Place::new();
+    for (name, tip) in [
+        ("ps", "`bodkin serve` lists its loaded models at /api/ps"),
+        ("stop", "Ctrl-C ends `bodkin serve`"),
+        ("create", "`bodkin run` takes a GGUF file"),
+        ("cp", "`bodkin serve NAME=MODEL` serves a model under another name"),
+        ("push", "bodkin uploads nothing"),
+    ] {
+        let output = place.run(&[name, "a", "b"]);
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        let start = format!("error: unrecognized subcommand '{name}'\n\n  tip: {tip}");
+        assert!(error.starts_with(&start) && !error.contains("similar"), "{error}");
+    }
+    let error = stderr(&place.run(&["quantise"]));
+    assert!(error.contains("a similar subcommand exists: 'quantize'"), "{error}");
+}
+
+#[test]
 fn numbers_are_asked_for_in_plain_words() {
     let place = Place::new();
     for (flags, expected) in [
