@@ -1,14 +1,15 @@
 //! `bodkin quantize`: converts a model to another file type.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use bodkin_compress::Pattern;
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_compress::mixture::{FILE_TYPES, FileType};
 use bodkin_compress::quantize::{self, Choice, Conversion, Options};
 use bodkin_gguf::Format;
+use clap::error::ErrorKind;
 use serde_json::json;
 
 use crate::arguments::{find_path, threads};
@@ -23,16 +24,25 @@ use bodkin::memory::human_bytes;
 pub(crate) struct Args {
     /// Path to a GGUF file, or a model name as in `list`
     input: String,
-    /// Output file
-    output: PathBuf,
+    /// Output file [default: the input's name with TYPE, beside it]
+    output: Option<PathBuf>,
     /// File type, such as Q4_K_M
-    #[arg(required_unless_present = "dense", value_parser = file_type)]
+    #[arg(value_parser = file_type)]
     r#type: Option<FileType>,
+    /// File type; the same as TYPE
+    #[arg(
+        long = "type",
+        value_name = "TYPE",
+        hide = true,
+        conflicts_with = "type",
+        value_parser = file_type
+    )]
+    type_flag: Option<FileType>,
     /// Convert sparse tensors to dense, losslessly without TYPE
     #[arg(long)]
     dense: bool,
     /// Use the main format of TYPE for every matrix
-    #[arg(long, requires = "type")]
+    #[arg(long)]
     pure: bool,
     /// Format of matching tensors; the first match applies
     #[arg(long, value_name = "PATTERN=FORMAT")]
@@ -76,19 +86,59 @@ pub(super) fn file_type(name: &str) -> Result<FileType, String> {
     })
 }
 
+impl Args {
+    /// The type, which stands in the place of the output file if that is not given.
+    fn kind(&self) -> Option<FileType> {
+        let second = self.output.as_deref().and_then(Path::to_str);
+        let second = second.and_then(|name| FileType::from_name(name).ok());
+        self.r#type.or(self.type_flag).or(second)
+    }
+
+    /// The output file, if one is given.
+    fn given_output(&self) -> Option<&Path> {
+        let is_type = self.r#type.or(self.type_flag).is_none() && self.kind().is_some();
+        self.output.as_deref().filter(|_| !is_type)
+    }
+}
+
+/// The output file where none is given: as the input, whose own type is replaced, beside it. The
+/// output of a fetched model is in the current folder.
+fn derived_output(args: &Args, input: &Path) -> Result<PathBuf> {
+    let is_path = Path::new(&args.input) == input;
+    let name = match input.file_stem().filter(|_| is_path) {
+        Some(stem) => stem.to_string_lossy().into_owned(),
+        None => args.input.replace(['/', ':'], "-"),
+    };
+    let stem = match name.rsplit_once(['-', '.']) {
+        Some((stem, of_input)) if FileType::from_name(of_input).is_ok() => stem,
+        _ => &name,
+    };
+    let file = format!("{stem}-{}.gguf", args.kind().map_or("dense", |kind| kind.name));
+    let path = if is_path { input.with_file_name(file) } else { file.into() };
+    ensure!(!path.exists(), "{} exists; name an output file to replace it", path.display());
+    Ok(path)
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
-    let kind = args.r#type;
+    let kind = args.kind();
+    if kind.is_none() && !args.dense {
+        let expected = "expected TYPE, such as Q4_K_M, after INPUT or OUTPUT; \
+                        `bodkin quantize --help` lists the types\n";
+        clap::Error::raw(ErrorKind::MissingRequiredArgument, expected).exit();
+    }
+    ensure!(!args.pure || kind.is_some(), "--pure: expected TYPE, found none");
     let overrides =
         args.tensor_type.iter().map(|text| parse_override(text)).collect::<Result<_>>()?;
     let threads = threads(args.threads)?;
     let imatrix = args.imatrix.as_ref().map(Imatrix::open).transpose()?;
     let path = find_path(&args.input)?;
     let file = bodkin_model::open(&path)?;
+    let output = match args.given_output() {
+        Some(output) => output.to_owned(),
+        None => derived_output(&args, &path)?,
+    };
     if !args.dry_run {
-        output::check(
-            &args.output,
-            [Some(file.path()), args.imatrix.as_deref()].into_iter().flatten(),
-        )?;
+        output::check(&output, [Some(file.path()), args.imatrix.as_deref()].into_iter().flatten())?;
     }
     let options = Options { kind, pure: args.pure, overrides, has_imatrix: imatrix.is_some() };
     let choices = quantize::choose(&file, &options)?;
@@ -109,7 +159,10 @@ pub(crate) fn run(args: Args) -> Result<()> {
         if let (Some(imatrix), Some(path)) = (&imatrix, &args.imatrix) {
             quantize::record_imatrix(&mut metadata, imatrix, &path.display().to_string());
         }
-        output::write(&args.output, |out| {
+        if args.given_output().is_none() {
+            eprintln!("writing {}", output.display());
+        }
+        output::write(&output, |out| {
             let progress = reporter().begin("quantizing", Some(file.bytes()));
             let conversion = Conversion {
                 choices: &choices,
@@ -121,9 +174,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 Err(error @ bodkin_compress::Error::NotFinite { .. }) => {
                     bail!("{}: {error}; --allow-nan converts it", file.path().display())
                 }
-                written => {
-                    written.with_context(|| format!("cannot write {}", args.output.display()))
-                }
+                written => written.with_context(|| format!("cannot write {}", output.display())),
             }
         })?;
     }
