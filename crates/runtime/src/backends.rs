@@ -116,12 +116,7 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
 }
 
 fn cpu(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
-    let threads = options.threads.map(|threads| within("threads", threads, MAX_THREADS));
-    let cpu = Cpu::new(threads.transpose()?)?;
-    let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-    if let Some(threads) = options.threads.filter(|&threads| threads > cores) {
-        reporter.note(&format!("{threads} threads on {cores} cores: fewer are faster"));
-    }
+    let cpu = Cpu::new(threads(options, reporter)?)?;
     let backend = Box::new(Cpu {
         repack: !options.no_repack,
         sparse: options.sparse,
@@ -138,6 +133,19 @@ fn cpu(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
         Some(share) => Box::new(ActivationSparsity { backend, share, reporter: reporter.clone() }),
         None => backend,
     })
+}
+
+/// The number of threads that is given, at most one for each core: threads without a core of their
+/// own keep the others waiting at every barrier.
+fn threads(options: &Options, reporter: &Reporter) -> Result<Option<usize>> {
+    let Some(threads) = options.threads else { return Ok(None) };
+    let threads = within("threads", threads, MAX_THREADS)?;
+    let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
+    if threads > cores {
+        let note = format!("{threads} threads on {cores} cores: {cores} run, which are faster");
+        reporter.note(&note);
+    }
+    Ok(Some(threads.min(cores)))
 }
 
 /// The GPUs of a list of device numbers; the first GPU if the list is empty.

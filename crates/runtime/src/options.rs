@@ -31,7 +31,7 @@ pub struct Options {
     /// How much memory of a device the experts of a model may take. A GPU reads the others from
     /// memory of the host, a CPU from the file.
     pub expert_budget: ExpertBudget,
-    /// CPU threads; all cores by default.
+    /// CPU threads, at most one for each core; all cores by default.
     pub threads: Option<usize>,
     /// Tokens of context; by default the model's own, or what fits into half of the free memory.
     pub ctx_size: Option<usize>,
