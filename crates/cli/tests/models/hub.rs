@@ -56,7 +56,7 @@ impl Hub {
 #[test]
 fn an_address_that_is_none_and_a_proxy_are_named() {
     let place = Place::new();
-    for name in ["hf:me/Tiny", "smollm2"] {
+    for name in ["hf:me/Tiny", "smollm2", "smollm2:latest"] {
         for address in ["foo", "http://", "ftp://x"] {
             let mut pull = place.bodkin(&["pull", name]);
             let wrong = error(&pull.env("HF_ENDPOINT", address).output().unwrap());
@@ -158,17 +158,7 @@ fn a_file_without_a_hash_resumes_if_its_version_is_known() {
         let hub = Hub::naming_hashes(false, "me/Tiny", std::slice::from_ref(&file));
         let place = Place::new();
         first.iter().for_each(|etag| hub.files.tag(etag));
-        hub.files.fail(&[Fault::Stall(100_000)]);
-        let mut command = hub.bodkin(&place, &["pull", "hf:me/Tiny"]);
-        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
-        let deadline = Instant::now() + Duration::from_secs(30);
-        let list = || String::from_utf8(place.run(&["ls"]).stdout).unwrap();
-        while place.part_bytes() < 100_000 {
-            assert!(Instant::now() < deadline, "the download never came so far: {}", list());
-            sleep(Duration::from_millis(5));
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
+        pull_start(&hub, &place, "hf:me/Tiny", 100_000);
         hub.files.seen();
         second.iter().for_each(|etag| hub.files.tag(etag));
         hub.files.fail(fault.as_slice());
@@ -185,6 +175,43 @@ fn a_file_without_a_hash_resumes_if_its_version_is_known() {
         );
         assert!(place.leftovers().is_empty());
     }
+}
+
+/// Downloads the first `bytes` of a model, and no more.
+fn pull_start(hub: &Hub, place: &Place, name: &str, bytes: usize) {
+    hub.files.fail(&[Fault::Stall(bytes)]);
+    let mut command = hub.bodkin(place, &["pull", name]);
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let list = || String::from_utf8(place.run(&["ls"]).stdout).unwrap();
+    while place.part_bytes() < bytes as u64 {
+        assert!(Instant::now() < deadline, "the download never came so far: {}", list());
+        sleep(Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn the_bar_of_a_resumed_download_counts_its_own_bytes_and_goes_away() {
+    use crate::terminal::Terminal;
+    let (hub, place) = (Hub::with("me/Tiny", &[("tiny-Q4_0.gguf", model())]), Place::new());
+    pull_start(&hub, &place, "hf:me/Tiny", 100_000);
+    hub.files.fail(&[Fault::Stall(0)]);
+    let mut pull = Terminal::with_columns(hub.bodkin(&place, &["pull", "hf:me/Tiny"]), 80);
+    pull.expect("100.00 kB/");
+    // Several frames.
+    sleep(Duration::from_secs(1));
+    let id = pull.child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+    let (shown, mut child) = pull.rest();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let mut frames: Vec<&str> = shown.split("\r\x1b[2K").collect();
+    assert_eq!(frames.pop(), Some(""), "the bar is gone: {shown:?}");
+    assert!(frames.iter().all(|frame| frame.chars().count() <= 80), "{shown:?}");
+    // Nothing came in this run.
+    assert!(frames.last().unwrap().ends_with("] 100.00 kB/230.27 kB 0 B/s 0s"), "{shown:?}");
 }
 
 /// The tiny model in two files.

@@ -8,4 +8,8 @@ mod place;
 mod registry;
 mod server;
 mod store;
+#[cfg(unix)]
+#[path = "../commands/terminal.rs"]
+#[expect(dead_code, reason = "chats need more of it")]
+mod terminal;
 mod wheels;
