@@ -67,6 +67,31 @@ fn ollama_unloads_a_model_that_is_to_stay_for_no_time() {
 }
 
 #[test]
+fn ollama_shows_the_licence_and_the_context_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let show = |licence: Option<&[u8]>| {
+        let file = bodkin_gguf::File::open(kit(MODEL)).unwrap();
+        let mut metadata = file.metadata().clone();
+        let text = licence.map(|text| bodkin_gguf::Value::String(text.into()));
+        text.into_iter().for_each(|text| metadata.insert("general.license", text));
+        let path = folder.path().join("model.gguf");
+        let mut writer = bodkin_gguf::Writer::new(&path, &metadata).unwrap();
+        for tensor in file.tensors() {
+            let data = file.data(tensor);
+            writer.tensor(&tensor.name, tensor.format, &tensor.shape, data).unwrap();
+        }
+        writer.save().unwrap();
+        // The context of the server is not the file's.
+        let server = Server::of(&path, &["-c", "64"]);
+        server.post("/api/show", &json!({ "model": "model" })).json()
+    };
+    let shown = show(Some(b"apache-2.0"));
+    assert_eq!(shown["license"], "apache-2.0");
+    assert_eq!(shown["model_info"]["llama.context_length"], 1024);
+    assert_eq!(show(None)["license"], "");
+}
+
+#[test]
 fn a_request_that_unloads_a_model_does_so_once() {
     let server = Server::start(&["--ctx-size", "256"]);
     let ask = |keep_alive: Value| {
