@@ -324,6 +324,27 @@ fn names_of_flags_in_llama_cpp_work() {
 }
 
 #[test]
+fn layers_for_a_gpu_run_on_the_cpu_without_one() {
+    let place = Place::new();
+    let model = model("llama");
+    let flags = [&GREEDY[..], &["--gpu-layers", "2"]].concat();
+    let run = |device: &str| {
+        let flags = [&flags[..], &["--device", device]].concat();
+        // The driver shows no GPUs, if the machine has any.
+        let mut command = place.bodkin(&command(&model, "Hello", &flags));
+        command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap()
+    };
+    let output = run("auto");
+    let text = stderr(&output);
+    assert!(text.trim_end().ends_with("; all layers run on the CPU"), "{text}");
+    let answer: Value = serde_json::from_str(&printed(output)).unwrap();
+    let on_cpu = [&GREEDY[..], &["--device", "cpu"]].concat();
+    assert_eq!(said(&answer), said(&place.json(&command(&model, "Hello", &on_cpu))));
+    // A device that is named is not replaced.
+    failure(&run("cuda"));
+}
+
+#[test]
 fn activation_sparsity_is_reported() {
     let place = Place::new();
     for (name, wanted) in [
