@@ -13,11 +13,14 @@ use crate::place::{Place, failure, model, stderr};
 
 /// Runs the binary within the limits.
 fn bounded(place: &Place, args: &[&str]) -> Output {
+    limited(place, "ulimit -t 2 && ulimit -d 500000", args)
+}
+
+/// Runs the binary within the limits that these commands of a shell set.
+fn limited(place: &Place, limits: &str, args: &[&str]) -> Output {
     let plain = place.bodkin(args);
     let mut command = Command::new("sh");
-    command
-        .args(["-c", "ulimit -t 2 && ulimit -d 500000 && exec \"$@\"", "sh"])
-        .arg(plain.get_program());
+    command.args(["-c", &format!("{limits} && exec \"$@\""), "sh"]).arg(plain.get_program());
     command.args(plain.get_args());
     for (name, value) in plain.get_envs() {
         match value {
@@ -208,6 +211,18 @@ fn texts_to_embed_end_with_one_line() {
         let output = bounded(&place, &["embed", &model("bert"), "-f", file, "-t", "1"]);
         assert_none(fault(file, &output));
     }
+}
+
+/// All rows together would take 300 MB.
+#[test]
+fn rows_of_many_columns_take_the_memory_of_a_few() {
+    let place = Place::new();
+    let names: String = (0..9000).map(|i| format!(",c{i}")).collect();
+    let row = format!("a hen{}\n", ",x".repeat(9000));
+    fs::write(place.path("wide.csv"), format!("text{names}\n{}", row.repeat(250))).unwrap();
+    let embed = ["embed", &model("bert"), "-f", "wide.csv", "-t", "1", "-o", "out.npy"];
+    let output = limited(&place, "ulimit -d 150000", &embed);
+    assert!(output.status.success(), "{}", stderr(&output));
 }
 
 #[test]
