@@ -1,7 +1,5 @@
 //! The terminal's echo, and messages on it.
 
-use std::io::{IsTerminal, stderr};
-
 use console::Term;
 
 use crate::soft_wrap::SoftWrap;
@@ -15,7 +13,7 @@ pub(crate) fn say(text: &str) {
 
 /// A message for standard error. If that is a terminal, its lines break between words.
 pub(crate) fn wrapped(text: &str) -> String {
-    wrapped_at(text, columns())
+    wrapped_at(text, columns(&Term::stderr()))
 }
 
 /// A message whose lines break between words before this column.
@@ -24,12 +22,9 @@ pub(crate) fn wrapped_at(text: &str, columns: usize) -> String {
     wrap.push(text, columns) + &wrap.finish(columns)
 }
 
-/// The columns of standard error; endless if it is no terminal.
-pub(crate) fn columns() -> usize {
-    match stderr().is_terminal() {
-        true => Term::stderr().size().1.into(),
-        false => usize::MAX,
-    }
+/// The columns of a stream now; endless if it is no terminal.
+pub(crate) fn columns(stream: &Term) -> usize {
+    if stream.is_term() { stream.size().1.into() } else { usize::MAX }
 }
 
 #[cfg(unix)]

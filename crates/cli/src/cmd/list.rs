@@ -1,12 +1,14 @@
 //! `bodkin list`: the models on this machine, or the names that bodkin knows.
 
-use std::io::{IsTerminal, Write, stdout};
+use std::io::{Write, stdout};
 use std::time::SystemTime;
 
 use anyhow::Result;
-use console::Term;
+use console::{Alignment, Term, pad_str};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
+use crate::errors::printable_name;
+use crate::terminal;
 use bodkin::memory::human_bytes;
 use bodkin::source::{self, KnownModel, Listed};
 
@@ -16,8 +18,8 @@ type Table<const N: usize> = Vec<[String; N]>;
 /// The column of sizes, which ends where the numbers end.
 const SIZES: usize = 1;
 /// Columns that are never cut, and the least width of the others.
-const WHOLE: [&str; 2] = ["SIZE", "LAST USED"];
-const LEAST: usize = 20;
+const UNCUT: [&str; 2] = ["SIZE", "LAST USED"];
+const MIN_WIDTH: usize = 20;
 /// Spaces between columns.
 const GAP: usize = 2;
 
@@ -50,9 +52,9 @@ fn local_table(rows: &[Listed]) -> Table<5> {
     let header = ["NAME", "SIZE", "LAST USED", "SOURCE", "PATH"].map(str::to_owned);
     let row = |row: &Listed| {
         let used = row.last_used.map_or("-".to_owned(), ago);
-        let path = row.path.as_ref().map(|path| path.display().to_string());
-        let size = human_bytes(row.bytes);
-        [row.name.clone(), size, used, row.source.clone(), path.unwrap_or_default()]
+        let path = row.path.as_ref().map(|path| printable_name(&path.display().to_string()));
+        let (name, source) = (printable_name(&row.name), printable_name(&row.source));
+        [name, human_bytes(row.bytes), used, source, path.unwrap_or_default()]
     };
     std::iter::once(header).chain(rows.iter().map(row)).collect()
 }
@@ -76,9 +78,7 @@ fn print<const N: usize>(
     if as_json {
         return Ok(writeln!(out, "{}", serde_json::to_string_pretty(rows)?)?);
     }
-    let is_terminal = stdout().is_terminal();
-    let columns = if is_terminal { Term::stdout().size().1.into() } else { usize::MAX };
-    let widths = fit(table, columns);
+    let widths = fit(table, terminal::columns(&Term::stdout()));
     for row in table {
         writeln!(out, "{}", line(row, &widths))?;
     }
@@ -88,34 +88,30 @@ fn print<const N: usize>(
 /// The widths of the columns of a table that is at most `total` wide. The widest ones are cut, and
 /// the last ones are left out where that is not enough.
 fn fit<const N: usize>(table: &Table<N>, total: usize) -> Vec<usize> {
+    let is_cut = |i: usize| table.first().is_some_and(|header| !UNCUT.contains(&&*header[i]));
     let width = |i: usize| table.iter().map(|row| row[i].width()).max().unwrap_or(0);
-    let natural: Vec<usize> = (0..N).map(width).collect();
-    let is_cut = |i: usize| table.first().is_some_and(|header| !WHOLE.contains(&&*header[i]));
-    let gaps = |columns: usize| GAP * (columns - 1);
-    for columns in (1..=N).rev() {
-        let mut widths = natural[..columns].to_vec();
-        while widths.iter().sum::<usize>() + gaps(columns) > total {
-            let wide = (0..columns).filter(|&i| is_cut(i) && widths[i] > LEAST);
-            let Some(widest) = wide.max_by_key(|&i| widths[i]) else { break };
-            widths[widest] -= 1;
-        }
-        if columns == 1 || widths.iter().sum::<usize>() + gaps(columns) <= total {
-            return widths;
-        }
+    let with_gaps = |widths: &[usize]| widths.iter().sum::<usize>() + GAP * (widths.len() - 1);
+    let mut widths: Vec<usize> = (0..N).map(width).collect();
+    let least = |i: usize| if is_cut(i) { widths[i].min(MIN_WIDTH) } else { widths[i] };
+    let least: Vec<usize> = (0..N).map(least).collect();
+    let columns = (1..=N).rev().find(|&columns| with_gaps(&least[..columns]) <= total);
+    widths.truncate(columns.unwrap_or(1));
+    while with_gaps(&widths) > total {
+        let wide = (0..widths.len()).filter(|&i| is_cut(i) && widths[i] > MIN_WIDTH);
+        let Some(widest) = wide.max_by_key(|&i| widths[i]) else { break };
+        widths[widest] -= 1;
     }
-    natural
+    widths
 }
 
 /// A row of a table.
 fn line(row: &[String], widths: &[usize]) -> String {
-    let mut line = String::new();
-    for (i, (text, &width)) in row.iter().zip(widths).enumerate() {
-        let text = cut(text, width);
-        let padding = " ".repeat(width - text.width());
-        line += &if i == SIZES { padding + &text } else { text + &padding };
-        line += &" ".repeat(GAP);
-    }
-    line.trim_end().to_owned()
+    let cell = |(i, (text, &width)): (usize, (&String, &usize))| {
+        let side = if i == SIZES { Alignment::Right } else { Alignment::Left };
+        pad_str(&cut(text, width), width, side, None).into_owned()
+    };
+    let cells: Vec<String> = row.iter().zip(widths).enumerate().map(cell).collect();
+    cells.join(&" ".repeat(GAP)).trim_end().to_owned()
 }
 
 /// A text of at most `width` columns. What is left out is in the middle: names and paths differ at
@@ -125,19 +121,24 @@ fn cut(text: &str, width: usize) -> String {
         return text.to_owned();
     }
     let kept = width.saturating_sub(1);
-    let start = fitting(text.chars(), kept.div_ceil(2));
-    let end: String = fitting(text.chars().rev(), kept / 2).chars().rev().collect();
-    format!("{start}\u{2026}{end}")
+    format!("{}\u{2026}{}", start_of(text, kept.div_ceil(2)), end_of(text, kept / 2))
 }
 
-/// The first of some characters, at most `width` columns of them.
-fn fitting(characters: impl Iterator<Item = char>, width: usize) -> String {
-    let mut columns = 0;
-    let fits = |c: &char| {
-        columns += c.width().unwrap_or(0);
-        columns <= width
-    };
-    characters.take_while(fits).collect()
+/// The start of a text, of at most `width` columns. A character may make the one before it wider,
+/// so the widths of characters do not add up to that of a text.
+fn start_of(text: &str, width: usize) -> &str {
+    let ends = text.char_indices().map(|(start, c)| start + c.len_utf8());
+    let end = ends.take_while(|&end| text[..end].width() <= width).last();
+    &text[..end.unwrap_or(0)]
+}
+
+/// The end of a text, of at most `width` columns. A mark that belongs to a character before it is
+/// left out.
+fn end_of(text: &str, width: usize) -> &str {
+    let starts = text.char_indices().rev().map(|(start, _)| start);
+    let start = starts.take_while(|&start| text[start..].width() <= width).last();
+    let is_mark = |c: char| c.width() == Some(0);
+    text[start.unwrap_or(text.len())..].trim_start_matches(is_mark)
 }
 
 /// How long ago a time is, in its largest unit.
@@ -184,5 +185,23 @@ mod tests {
         assert_eq!(cut("smollm2", 1), "\u{2026}");
         // Each of these is two columns wide.
         assert_eq!(cut("海里的动物", 7), "海\u{2026}物");
+        // A heart and the mark that makes it an emoji, which is as wide.
+        assert_eq!(cut("\u{2764}\u{fe0f}".repeat(4).as_str(), 4), "\u{2764}\u{fe0f}\u{2026}");
+    }
+
+    /// Some characters have no width, and others make the one before them wider.
+    #[test]
+    fn any_path_fits_its_column() {
+        for name in ["a\tb".repeat(40), "\u{2764}\u{fe0f}".repeat(60), "\x1b[31m".repeat(30)] {
+            let (source, path) = ("path".to_owned(), Some(format!("/m/{name}.gguf").into()));
+            let listed = Listed { name, bytes: 98_360_000, source, path, last_used: None };
+            let table = local_table(&[listed]);
+            for columns in [20, 41, 80, 120] {
+                let widths = fit(&table, columns);
+                assert!(table.iter().all(|row| line(row, &widths).width() <= columns));
+            }
+            let line = line(&table[1], &fit(&table, 80));
+            assert!(line.ends_with(".gguf") && !line.contains(char::is_control), "{line}");
+        }
     }
 }

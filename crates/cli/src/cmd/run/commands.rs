@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow, ensure};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
+use console::Term;
 
 use super::arguments::Settings;
 use super::sampling::EMPTY;
@@ -168,7 +169,7 @@ fn answer(session: &mut Session, prompt: &str) -> Result<()> {
 }
 
 fn help(_: &mut Session, _: &str) -> Result<Next> {
-    let columns = terminal::columns().min(HELP_COLUMNS);
+    let columns = terminal::columns(&Term::stderr()).min(HELP_COLUMNS);
     for Command { names, argument, about, .. } in &COMMANDS {
         let usage = format!("{} {argument}", names.join(", "));
         let row = terminal::wrapped_at(

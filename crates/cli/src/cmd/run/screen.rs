@@ -8,6 +8,7 @@ use console::Term;
 use super::prefill::PrefillProgress;
 use crate::errors::printable_text;
 use crate::soft_wrap::SoftWrap;
+use crate::terminal::columns;
 
 /// Shows one answer.
 pub(super) struct Screen {
@@ -34,7 +35,7 @@ impl Screen {
 
     /// Shows all of the answer so far. Its last line has no newline.
     pub(super) fn finish(&mut self) -> Result<()> {
-        let rest = self.text.wrap.as_mut().map(|wrap| wrap.finish(columns()));
+        let rest = self.text.wrap.as_mut().map(|wrap| wrap.finish(columns(&Term::stdout())));
         self.text.print(&rest.unwrap_or_default())
     }
 
@@ -53,7 +54,7 @@ impl AnswerText {
             Some(wrap) => {
                 // A carriage return before a newline says nothing more.
                 let text = printable_text(&text.replace('\r', ""));
-                let ready = wrap.push(&text, columns());
+                let ready = wrap.push(&text, columns(&Term::stdout()));
                 self.print(&ready)
             }
             None => self.print(text),
@@ -65,9 +66,4 @@ impl AnswerText {
         out.write_all(text.as_bytes())?;
         out.flush()
     }
-}
-
-/// Columns of the terminal now.
-fn columns() -> usize {
-    Term::stdout().size().1.into()
 }
