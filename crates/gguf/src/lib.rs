@@ -17,5 +17,6 @@ pub use error::{Error, Result, printable, quoted};
 pub use file::{File, exit_on_truncation, kind_of_file};
 pub use format::Format;
 pub use metadata::{Array, Metadata, Value};
+pub use split::stem;
 pub use tensor::Tensor;
 pub use write::Writer;

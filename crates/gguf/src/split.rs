@@ -32,6 +32,16 @@ impl PartName {
     }
 }
 
+/// The name of a model's file without `.gguf`; that of a part is the prefix of all parts.
+pub fn stem(path: &Path) -> String {
+    if let Some(part) = PartName::parse(path) {
+        return part.prefix;
+    }
+    let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    let name = if is_gguf { path.file_stem() } else { path.file_name() };
+    name.unwrap_or_default().to_string_lossy().into_owned()
+}
+
 fn five_digits(text: &str) -> Option<u32> {
     let digits = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
     if digits { text.parse().ok() } else { None }

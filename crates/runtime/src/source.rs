@@ -120,6 +120,11 @@ impl Place<'_> {
     }
 }
 
+/// Whether a model's name is the path of a file, which [`find`] fetches from nowhere.
+pub fn is_file(model: &str) -> bool {
+    matches!(Place::of(model), Place::Path(_))
+}
+
 fn is_path(model: &str) -> bool {
     let path = Path::new(model);
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))

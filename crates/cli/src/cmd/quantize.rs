@@ -1,5 +1,6 @@
 //! `bodkin quantize`: converts a model to another file type.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,7 @@ use crate::errors::printable_name;
 use crate::progress::{is_verbose, reporter};
 use crate::{output, text};
 use bodkin::memory::human_bytes;
+use bodkin::source::is_file;
 
 /// Arguments of `quantize`.
 #[derive(clap::Args)]
@@ -86,57 +88,66 @@ pub(super) fn file_type(name: &str) -> Result<FileType, String> {
     })
 }
 
-impl Args {
-    /// The type, which stands in the place of the output file if that is not given.
-    fn kind(&self) -> Option<FileType> {
-        let second = self.output.as_deref().and_then(Path::to_str);
-        let second = second.and_then(|name| FileType::from_name(name).ok());
-        self.r#type.or(self.type_flag).or(second)
+/// The output file, if it is given, and the type, which may stand in its place.
+fn output_and_type(args: &Args) -> Result<(Option<PathBuf>, Option<FileType>), String> {
+    let (output, kind) = (args.output.clone(), args.r#type.or(args.type_flag));
+    let expected = "expected TYPE, such as Q4_K_M, after INPUT or OUTPUT";
+    let help = "`bodkin quantize --help` lists the types";
+    match output {
+        _ if kind.is_some() => Ok((output, kind)),
+        None if args.dense => Ok((None, None)),
+        None => Err(format!("{expected}; {help}")),
+        Some(output) => {
+            let name = printable_name(&output.to_string_lossy());
+            match file_type(&name) {
+                Ok(kind) => Ok((None, Some(kind))),
+                Err(expected) if !is_file_name(&output) => {
+                    Err(format!("{expected}, found `{name}`"))
+                }
+                Err(_) if args.dense => Ok((Some(output), None)),
+                Err(_) => Err(format!("{expected}, found only the output `{name}`; {help}")),
+            }
+        }
     }
+}
 
-    /// The output file, if one is given.
-    fn given_output(&self) -> Option<&Path> {
-        let is_type = self.r#type.or(self.type_flag).is_none() && self.kind().is_some();
-        self.output.as_deref().filter(|_| !is_type)
-    }
+/// Whether this is an output file rather than a type with a wrong letter.
+fn is_file_name(path: &Path) -> bool {
+    let is_gguf = |extension: &OsStr| extension.eq_ignore_ascii_case("gguf");
+    path.extension().is_some_and(is_gguf) || path.components().count() > 1
 }
 
 /// The output file where none is given: as the input, whose own type is replaced, beside it. The
 /// output of a fetched model is in the current folder.
-fn derived_output(args: &Args, input: &Path) -> Result<PathBuf> {
-    let is_path = Path::new(&args.input) == input;
-    let name = match input.file_stem().filter(|_| is_path) {
-        Some(stem) => stem.to_string_lossy().into_owned(),
-        None => args.input.replace(['/', ':'], "-"),
+fn derived_output(input: &str, kind: Option<FileType>) -> PathBuf {
+    let path = match is_file(input) {
+        true => PathBuf::from(input),
+        false => PathBuf::from(input.replace(['/', ':'], "-")),
     };
+    let name = bodkin_gguf::stem(&path);
     let stem = match name.rsplit_once(['-', '.']) {
-        Some((stem, of_input)) if FileType::from_name(of_input).is_ok() => stem,
+        Some((stem, old)) if kind.is_some() && FileType::from_name(old).is_ok() => stem,
         _ => &name,
     };
-    let file = format!("{stem}-{}.gguf", args.kind().map_or("dense", |kind| kind.name));
-    let path = if is_path { input.with_file_name(file) } else { file.into() };
-    ensure!(!path.exists(), "{} exists; name an output file to replace it", path.display());
-    Ok(path)
+    path.with_file_name(format!("{stem}-{}.gguf", kind.map_or("dense", |kind| kind.name)))
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {
-    let kind = args.kind();
-    if kind.is_none() && !args.dense {
-        let expected = "expected TYPE, such as Q4_K_M, after INPUT or OUTPUT; \
-                        `bodkin quantize --help` lists the types\n";
-        clap::Error::raw(ErrorKind::MissingRequiredArgument, expected).exit();
-    }
+    let (given, kind) = output_and_type(&args).unwrap_or_else(|reason| {
+        clap::Error::raw(ErrorKind::InvalidValue, reason + "\n").exit();
+    });
     ensure!(!args.pure || kind.is_some(), "--pure: expected TYPE, found none");
     let overrides =
         args.tensor_type.iter().map(|text| parse_override(text)).collect::<Result<_>>()?;
     let threads = threads(args.threads)?;
     let imatrix = args.imatrix.as_ref().map(Imatrix::open).transpose()?;
-    let path = find_path(&args.input)?;
-    let file = bodkin_model::open(&path)?;
-    let output = match args.given_output() {
-        Some(output) => output.to_owned(),
-        None => derived_output(&args, &path)?,
-    };
+    let output = given.clone().unwrap_or_else(|| derived_output(&args.input, kind));
+    if given.is_none() && !args.dry_run {
+        // Before the input is fetched.
+        let found = output.display();
+        ensure!(!output.exists(), "{found} exists; name an output file to replace it");
+    }
+    let file = bodkin_model::open(&find_path(&args.input)?)?;
     if !args.dry_run {
         output::check(&output, [Some(file.path()), args.imatrix.as_deref()].into_iter().flatten())?;
     }
@@ -159,7 +170,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         if let (Some(imatrix), Some(path)) = (&imatrix, &args.imatrix) {
             quantize::record_imatrix(&mut metadata, imatrix, &path.display().to_string());
         }
-        if args.given_output().is_none() {
+        if given.is_none() {
             eprintln!("writing {}", output.display());
         }
         output::write(&output, |out| {
@@ -282,4 +293,26 @@ fn print_summary(out: &mut dyn Write, choices: &[Choice]) -> Result<()> {
         writeln!(out, "{:<11} -> {:<11} {tensors:>12} {size:>10}", from.name(), to.name())?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outputs_are_named_after_their_input() {
+        let q8_0 = FileType::from_name("Q8_0").ok();
+        for (input, output) in [
+            ("/models/tiny.gguf", "/models/tiny-Q8_0.gguf"),
+            ("./tiny-F16-00001-of-00003.gguf", "./tiny-Q8_0.gguf"),
+            ("hf:me/Tiny:tiny-Q4_K_M.gguf", "hf-me-Tiny-tiny-Q8_0.gguf"),
+            ("hf:me/Tiny:tiny.f16-00001-of-00002.gguf", "hf-me-Tiny-tiny-Q8_0.gguf"),
+            ("hf:me/Tiny-2.5-GGUF:Q4_K_M", "hf-me-Tiny-2.5-GGUF-Q8_0.gguf"),
+            ("qwen2.5:0.5b", "qwen2.5-0.5b-Q8_0.gguf"),
+        ] {
+            assert_eq!(derived_output(input, q8_0), Path::new(output), "{input}");
+        }
+        let dense = derived_output("./tiny-Q8_0.gguf", None);
+        assert_eq!(dense, Path::new("./tiny-Q8_0-dense.gguf"));
+    }
 }

@@ -419,33 +419,6 @@ fn what_killed_processes_left_is_removed() {
 }
 
 #[test]
-fn an_output_without_a_name_has_that_of_the_input() {
-    let place = Place::new();
-    place.text(&["quantize", &model(MODEL), "named.gguf", "Q8_0"]);
-    let named = std::fs::read(place.path("named.gguf")).unwrap();
-    for (args, output) in [
-        (["tiny.gguf", "Q8_0"], "tiny-Q8_0.gguf"),
-        (["tiny.F16.gguf", "--type=q8_0"], "tiny-Q8_0.gguf"),
-        (["tiny-1b-f32.gguf", "q8_0"], "tiny-1b-Q8_0.gguf"),
-    ] {
-        std::fs::copy(model(MODEL), place.path(args[0])).unwrap();
-        let said = place.run(&[&["quantize"], &args[..]].concat());
-        let text = stderr(&said);
-        assert!(said.status.success() && text.contains(&format!("writing {output}\n")), "{text}");
-        assert_eq!(std::fs::read(place.path(output)).unwrap(), named, "{output}");
-        std::fs::remove_file(place.path(output)).unwrap();
-    }
-    place.text(&["quantize", "tiny.gguf", "Q8_0"]);
-    let error = stderr(&place.run(&["quantize", "tiny.gguf", "Q8_0"]));
-    assert!(error.contains("tiny-Q8_0.gguf exists; name an output file to replace it"), "{error}");
-    for wrong in [&["tiny.gguf"][..], &["tiny.gguf", "out.gguf"]] {
-        let output = place.run(&[&["quantize"], wrong].concat());
-        assert_eq!(output.status.code(), Some(2));
-        assert!(stderr(&output).starts_with("error: expected TYPE, such as Q4_K_M, after INPUT"));
-    }
-}
-
-#[test]
 fn an_output_that_cannot_be_written_leaves_nothing() {
     let place = Place::new();
     let input = model(MODEL);

@@ -19,6 +19,7 @@ mod nonfinite;
 mod perplexity;
 mod place;
 mod plan;
+mod quantize;
 mod run;
 #[cfg(unix)]
 mod terminal;
