@@ -29,12 +29,17 @@ fn install() -> Option<Flags> {
     Some(flags)
 }
 
-/// Whether the parent is a shell that continues this process. Where no process does, the system
-/// ignores Ctrl-Z, but a handler cannot.
+/// Whether the parent is a job-control shell that waits for this process itself. In a script the
+/// shell waits for the script, and would take the terminal back before the modes are restored.
 fn is_job_of_parent() -> bool {
     let Some(parent) = getppid() else { return false };
     let is_same_session = getsid(Some(parent)).is_ok_and(|id| getsid(None) == Ok(id));
     is_same_session && getpgid(Some(parent)).is_ok_and(|id| id != getpgrp())
+}
+
+/// Whether Ctrl-Z can be deferred here.
+pub(crate) fn is_deferrable() -> bool {
+    FLAGS.is_some()
 }
 
 /// From now on Ctrl-Z is only a request, which [`take_request`] returns.

@@ -73,12 +73,13 @@ mod unix {
     }
 
     impl NoEcho {
-        /// For a chat, which reads all of what is typed or pasted, also after Ctrl-C.
+        /// For a chat, which reads all of what is typed or pasted, where it can also after Ctrl-C.
         pub(crate) fn in_chat() -> NoEcho {
             NoEcho::new(true, |modes| {
                 // In lines that can be edited the system would keep 4095 bytes and drop the rest.
                 *modes -= LocalModes::ECHO | LocalModes::ICANON;
-                *modes |= LocalModes::NOFLSH;
+                // At once Ctrl-Z would leave the shell what was typed before.
+                modes.set(LocalModes::NOFLSH, suspension::is_deferrable());
             })
         }
 

@@ -61,14 +61,12 @@ fn a_terminal_that_a_shell_has_set_is_quiet_again() {
     chat.leave("\x04");
 }
 
-/// The shell gets none of what was typed before Ctrl-Z, and finds the modes of before.
-#[test]
-fn ctrl_z_leaves_the_shell_nothing_to_read() {
+/// An interactive shell, and the words of a chat for it. None where there is no bash.
+fn shell(place: &Place) -> Option<(Terminal, String)> {
     if !Command::new("bash").args(["-c", "true"]).status().is_ok_and(|status| status.success()) {
-        return;
+        return None;
     }
-    let place = Place::new();
-    let bodkin = chat_command(&place, &model("llama"), &["-c", "20000", "-n", "19000"]);
+    let bodkin = chat_command(place, &model("llama"), &["-c", "20000", "-n", "19000"]);
     let words = [bodkin.get_program()].into_iter().chain(bodkin.get_args());
     let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
     // Lines are edited by the system, which shows them as they are typed.
@@ -78,18 +76,31 @@ fn ctrl_z_leaves_the_shell_nothing_to_read() {
     command.env("PS1", "shell> ").current_dir(place.path(""));
     let mut shell = Terminal::start(command);
     shell.expect("shell> ");
-    let modes = local_modes(&shell);
-    shell.press(&format!("{}\r", words.join(" ")));
+    Some((shell, words.join(" ")))
+}
+
+/// Presses Ctrl-Z in an answer, behind a command. The shell finds the modes of before.
+fn suspend(place: &Place, shell: &mut Terminal, chat: &str) {
+    let modes = local_modes(shell);
+    shell.press(&format!("{chat}\r"));
     shell.say("Hello", "xxx");
     shell.press("touch typed\rtouch ty\x1a");
     let answer = shell.expect("Stopped");
     assert!(!answer.contains("typed"), "{answer}");
     shell.expect("shell> ");
-    assert_eq!(local_modes(&shell), modes);
+    assert_eq!(local_modes(shell), modes);
     shell.press("stty -a; echo $((1 + 1))nd\r");
     let after = shell.expect("\r\n2nd\r\n");
     assert!(!after.contains("touch"), "{after}");
     assert!(!place.path("typed").exists());
+}
+
+/// The shell gets none of what was typed before Ctrl-Z.
+#[test]
+fn ctrl_z_leaves_the_shell_nothing_to_read() {
+    let place = Place::new();
+    let Some((mut shell, chat)) = shell(&place) else { return };
+    suspend(&place, &mut shell, &chat);
     shell.press("fg\r");
     shell.expect("xxx");
     // At the prompt Ctrl-Z stops at once.
@@ -101,6 +112,17 @@ fn ctrl_z_leaves_the_shell_nothing_to_read() {
     shell.say("/exit", "shell> ");
     shell.press("exit\r");
     assert!(shell.child.wait().unwrap().success());
+}
+
+/// The shell waits for the script, so the system stops the chat.
+#[test]
+fn ctrl_z_behind_a_script_leaves_the_shell_nothing_to_read() {
+    let place = Place::new();
+    let Some((mut shell, chat)) = shell(&place) else { return };
+    fs::write(place.path("script"), format!("{chat}\nexit $?\n")).unwrap();
+    suspend(&place, &mut shell, "sh script");
+    shell.press("kill -9 %1; kill -9 $$\r");
+    shell.child.wait().unwrap();
 }
 
 #[test]
