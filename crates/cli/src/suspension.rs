@@ -50,14 +50,18 @@ pub(crate) fn defer() {
     }
 }
 
-/// From now on Ctrl-Z stops the process at once.
-pub(crate) fn end_deferral() {
-    FLAGS.iter().for_each(|flags| flags.stops_at_once.store(true, SeqCst));
+/// From now on Ctrl-Z stops the process at once. Whether it was pressed before and not obeyed.
+pub(crate) fn end_deferral() -> bool {
+    FLAGS.as_ref().is_some_and(|flags| {
+        !flags.stops_at_once.swap(true, SeqCst) && flags.is_requested.swap(false, SeqCst)
+    })
 }
 
-/// Whether Ctrl-Z was pressed since the last call.
+/// Whether Ctrl-Z was pressed since the last call and not obeyed.
 pub(crate) fn take_request() -> bool {
-    FLAGS.as_ref().is_some_and(|flags| flags.is_requested.swap(false, SeqCst))
+    FLAGS.as_ref().is_some_and(|flags| {
+        !flags.stops_at_once.load(SeqCst) && flags.is_requested.swap(false, SeqCst)
+    })
 }
 
 /// Stops the process until a shell continues it.

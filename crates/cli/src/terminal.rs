@@ -99,17 +99,19 @@ mod unix {
             let modes = Arc::new(modes);
             let (restored, watched) = (Arc::clone(&modes), Arc::clone(&modes));
             let guard = cleanup::register(move || restored.restore());
-            modes.begin();
             let watch = move || {
-                while watched.keep() {
+                while watched.poll() {
                     thread::park_timeout(CHECK);
                 }
             };
-            suspension::defer();
+            // The watcher waits for this lock. A signal that is first has ended the quiet.
+            let is_over = modes.is_over();
             let watcher = thread::Builder::new().spawn(watch).ok();
-            if watcher.is_none() {
-                suspension::end_deferral();
+            if !*is_over {
+                watcher.iter().for_each(|_| suspension::defer());
+                modes.begin();
             }
+            drop(is_over);
             NoEcho(Some(Quiet { modes, watcher, _restored_by_signals: guard }))
         }
     }
@@ -118,6 +120,9 @@ mod unix {
         fn drop(&mut self) {
             let Some(Quiet { modes, watcher, .. }) = &self.0 else { return };
             modes.restore();
+            if suspension::end_deferral() {
+                suspend();
+            }
             watcher.iter().for_each(|watcher| watcher.thread().unpark());
         }
     }
@@ -131,10 +136,6 @@ mod unix {
             let mut is_over = self.is_over();
             *is_over = true;
             self.set_before();
-            suspension::end_deferral();
-            if suspension::take_request() {
-                suspend();
-            }
         }
 
         fn set_before(&self) {
@@ -146,7 +147,7 @@ mod unix {
 
         /// Stops the process if Ctrl-Z asks for it, and makes the terminal quiet again if a shell
         /// that continued this process has set its own modes. False at the end.
-        fn keep(&self) -> bool {
+        fn poll(&self) -> bool {
             let is_over = self.is_over();
             if *is_over {
                 return false;
@@ -154,10 +155,14 @@ mod unix {
             if suspension::take_request() {
                 self.set_before();
                 suspend();
-            } else if !is_in_background() && has_echo() {
+            } else if !is_in_background() && self.are_changed() {
                 self.begin();
             }
             true
+        }
+
+        fn are_changed(&self) -> bool {
+            tcgetattr(stdin()).is_ok_and(|now| now.local_modes != self.quiet.local_modes)
         }
 
         /// Modes that cannot be changed are no failure.
@@ -180,10 +185,6 @@ mod unix {
             let _ = tcflush(stdin(), QueueSelector::IFlush);
         }
         suspension::stop();
-    }
-
-    fn has_echo() -> bool {
-        tcgetattr(stdin()).is_ok_and(|modes| modes.local_modes.contains(LocalModes::ECHO))
     }
 
     /// Changing the terminal's modes from the background would stop this process.
