@@ -15,8 +15,8 @@ pub(crate) struct SoftWrap {
     column: usize,
     /// Spaces that wait with the word after them.
     spaces: usize,
-    /// Whether the line begins after a break that is not part of the text.
-    is_broken: bool,
+    /// Whether the line begins after a note that is not part of the text.
+    is_after_note: bool,
     /// The word that is not complete yet.
     word: String,
     /// Whether the word has a character of two columns.
@@ -52,7 +52,7 @@ impl SoftWrap {
     /// word that is not complete yet comes after it, without the spaces before that word.
     pub(crate) fn break_line(&mut self) -> bool {
         let is_inside = std::mem::take(&mut self.column) > 0;
-        self.is_broken |= is_inside;
+        self.is_after_note |= is_inside;
         is_inside
     }
 
@@ -62,7 +62,7 @@ impl SoftWrap {
             out.push(c);
             self.is_code ^= self.line_start == FENCE;
             (self.column, self.spaces) = (0, 0);
-            (self.is_long_word, self.is_broken) = (false, false);
+            (self.is_long_word, self.is_after_note) = (false, false);
             return self.line_start.clear();
         }
         if self.line_start.len() < FENCE.len() && !c.is_whitespace() {
@@ -98,6 +98,7 @@ impl SoftWrap {
     /// Prints a character whose line the terminal breaks.
     fn push_unwrapped(&mut self, c: char, width: usize, out: &mut String) {
         out.push(c);
+        self.is_after_note = false;
         self.column = (self.column + c.width().unwrap_or(0)) % width.max(1);
     }
 
@@ -113,7 +114,7 @@ impl SoftWrap {
         if self.word.is_empty() {
             return;
         }
-        if std::mem::take(&mut self.is_broken) {
+        if std::mem::take(&mut self.is_after_note) {
             self.spaces = 0;
         }
         let columns = self.word.width();
@@ -192,6 +193,11 @@ mod tests {
         assert!(wrap.break_line());
         assert_eq!(wrap.push(" in\n  the\n```\nlet ", 40), "in\n  the\n```\nlet ");
         assert!(wrap.break_line());
+        // The rest of a word that is longer than a line, and the space after it.
+        let mut wrap = SoftWrap::default();
+        assert_eq!(wrap.push("incomprehens", 10), "incomprehens");
+        assert!(wrap.break_line());
+        assert_eq!(wrap.push("ible bean", 10) + &wrap.finish(10), "ible bean");
         // An indented line that has not begun keeps its spaces.
         let mut wrap = SoftWrap::default();
         assert_eq!(wrap.push("  an", 40), "");
