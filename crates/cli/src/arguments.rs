@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use bodkin::source::{self, Check};
-use bodkin::{ExpertBudget, KvType, MAX_THREADS, ModelFile, Options, Sparse, within};
+use bodkin::{ExpertBudget, KvType, ModelFile, Options, Sparse, limit_threads};
 use bodkin_backend::Backend;
 use bodkin_compress::mixture::FILE_TYPES;
 use bodkin_engine::Tokenizer;
@@ -180,9 +180,10 @@ impl TokenizerArgs {
 
 /// The number of threads that `--threads` selects.
 pub(crate) fn threads(asked: Option<usize>) -> Result<usize> {
-    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = asked.unwrap_or_else(cores);
-    Ok(within("threads", threads, MAX_THREADS)?)
+    match asked {
+        Some(threads) => Ok(limit_threads(threads, reporter())?),
+        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
+    }
 }
 
 /// The path of the model that a MODEL argument names, which is fetched if need be.

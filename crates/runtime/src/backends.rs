@@ -116,7 +116,8 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
 }
 
 fn cpu(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
-    let cpu = Cpu::new(threads(options, reporter)?)?;
+    let threads = options.threads.map(|threads| limit_threads(threads, reporter)).transpose()?;
+    let cpu = Cpu::new(threads)?;
     let backend = Box::new(Cpu {
         repack: !options.no_repack,
         sparse: options.sparse,
@@ -135,17 +136,19 @@ fn cpu(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     })
 }
 
-/// The number of threads that is given, at most one for each core: threads without a core of their
-/// own keep the others waiting at every barrier.
-fn threads(options: &Options, reporter: &Reporter) -> Result<Option<usize>> {
-    let Some(threads) = options.threads else { return Ok(None) };
-    let threads = within("threads", threads, MAX_THREADS)?;
+/// The number of CPU threads where this many are asked for: at most one for each core, because
+/// threads without a core of their own keep the others waiting at every barrier. A note says so.
+///
+/// # Errors
+/// If it is out of range.
+pub fn limit_threads(asked: usize, reporter: &Reporter) -> Result<usize> {
+    let asked = within("threads", asked, MAX_THREADS)?;
     let cores = std::thread::available_parallelism().map_or(usize::MAX, usize::from);
-    if threads > cores {
-        let note = format!("{threads} threads on {cores} cores: {cores} run, which are faster");
+    if asked > cores {
+        let note = format!("{asked} threads on {cores} cores: runs {cores}, which is faster");
         reporter.note(&note);
     }
-    Ok(Some(threads.min(cores)))
+    Ok(asked.min(cores))
 }
 
 /// The GPUs of a list of device numbers; the first GPU if the list is empty.

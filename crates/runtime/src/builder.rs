@@ -50,7 +50,7 @@ impl Builder {
         self
     }
 
-    /// Sets the number of CPU threads.
+    /// Sets the number of CPU threads, at most one for each core.
     pub fn threads(mut self, threads: usize) -> Builder {
         self.options.threads = Some(threads);
         self

@@ -71,7 +71,7 @@ mod progress;
 mod scorer;
 pub mod source;
 
-pub use backends::{Device, backend, device_lines, devices};
+pub use backends::{Device, backend, device_lines, devices, limit_threads};
 pub use builder::Builder;
 pub use embeddings::{EmbeddingOptions, Embeddings, Submitted};
 pub use encoder::Encoder;

@@ -26,6 +26,8 @@ fn an_output_without_a_name_has_that_of_the_input() {
     assert!(error.contains("tiny-Q8_0.gguf exists; name an output file to replace it"), "{error}");
     // A dry run writes nothing.
     place.text(&["quantize", "tiny.gguf", "Q8_0", "--dry-run"]);
+    let output = place.run(&["quantize", "tiny.gguf", "Q8_0", "--dry-run", "-t", "1000"]);
+    assert!(stderr(&output).starts_with("1000 threads on "), "{}", stderr(&output));
     // Nothing is fetched for an output that exists: there is no registry here.
     std::fs::write(place.path("none-1b-Q8_0.gguf"), "as it was").unwrap();
     let error = stderr(&place.run(&["quantize", "none:1b", "Q8_0"]));
