@@ -104,9 +104,8 @@ fn parse() -> Cli {
     let words = llama_flags::translate(std::env::args_os())
         .unwrap_or_else(|reason| command().error(ErrorKind::ArgumentConflict, reason).exit());
     let matches = command().version(version::of(&words)).try_get_matches_from(words);
-    let matches = matches.unwrap_or_else(|error| {
-        errors::exit_with_usage(&ollama_commands::with_tip(error, &mut command()))
-    });
+    let matches =
+        matches.unwrap_or_else(|error| errors::exit_with_usage(&ollama_commands::with_tip(error)));
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }
 

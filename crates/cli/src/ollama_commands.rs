@@ -1,6 +1,6 @@
 //! Commands of Ollama that are not this command line's, and what to do instead.
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::{ContextKind, ContextValue};
 
 const COMMANDS: [(&str, &str); 5] = [
     (
@@ -22,11 +22,13 @@ const COMMANDS: [(&str, &str); 5] = [
 ];
 
 /// The error of an unknown command, with what to do instead if Ollama has a command of this name.
-pub(crate) fn with_tip(error: clap::Error, command: &mut clap::Command) -> clap::Error {
+pub(crate) fn with_tip(mut error: clap::Error) -> clap::Error {
     let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) else {
         return error;
     };
     let Some((_, tip)) = COMMANDS.iter().find(|(known, _)| known == name) else { return error };
-    let text = format!("unrecognized subcommand '{name}'\n\n  tip: {tip}");
-    command.error(ErrorKind::InvalidSubcommand, text)
+    error.remove(ContextKind::SuggestedSubcommand);
+    let tips = ContextValue::StyledStrs(vec![(*tip).into()]);
+    error.insert(ContextKind::Suggested, tips);
+    error
 }
