@@ -116,7 +116,8 @@ fn a_model_without_a_template_goes_on_with_texts() {
     let mut chat = chat(&place, &bare, &["-n", "3"]);
     chat.expect("no chat template");
     chat.say("Hello", "xxx\r\n");
-    chat.say("/system You are terse.", "error: this model has no chat template");
+    chat.say("/system You are terse.", "error: no chat template is in use, so the model takes no");
+    chat.say("/set context-shift on", "error: no chat template is in use, so there are no turns");
     chat.say("x ".repeat(2000).trim_end(), "error: the prompt has ");
     chat.leave("/exit\r");
 }

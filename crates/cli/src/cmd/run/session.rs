@@ -18,7 +18,7 @@ use crate::{output, text};
 
 /// The name of a setting that is on or off, and needs a chat template.
 pub(super) const CONTEXT_SHIFT: &str = "context-shift";
-const NO_TEMPLATE: &str = "this model has no chat template, so it takes no system prompt";
+const NO_SYSTEM: &str = "the model takes no system prompt";
 
 /// A loaded model and a conversation with it.
 pub(super) struct Session {
@@ -53,7 +53,7 @@ impl Session {
             .map_err(|error| sampling::of_flag(error, &sampling, &recommended.sampling))?;
         let is_chat = !args.raw && file.template(&tokenizer)?.is_some();
         if args.system.is_some() && !is_chat {
-            bail!("{}: {NO_TEMPLATE}", file.name);
+            bail!("{}: {}", file.name, without_template(NO_SYSTEM));
         }
         let described = format!("{} ({})", file.name, describe(&file));
         let model = Model::with_tokenizer(file, tokenizer, &args.machine.options())?;
@@ -92,9 +92,7 @@ impl Session {
 
     /// Starts a new conversation with this system prompt; with none if it is empty.
     pub(super) fn set_system(&mut self, text: &str) -> Result<()> {
-        if !self.is_chat {
-            bail!(NO_TEMPLATE);
-        }
+        ensure!(self.is_chat, without_template(NO_SYSTEM));
         self.messages.clear();
         if !text.is_empty() {
             self.messages.push(Message::new("system", text));
@@ -104,7 +102,7 @@ impl Session {
 
     /// Sets from `on` or `off` whether the oldest turns are dropped when the context is full.
     pub(super) fn set_context_shift(&mut self, value: &str) -> Result<()> {
-        ensure!(self.is_chat, "this model has no chat template, so it has no turns to drop");
+        ensure!(self.is_chat, without_template("there are no turns to drop"));
         self.shifts = match value {
             "on" => true,
             "off" => false,
@@ -195,7 +193,7 @@ impl Session {
         sampling.temperature <= 0.0 || sampling.seed.is_some()
     }
 
-    /// Generates an answer. With `--context-shift`, an answer that the context cuts goes on after
+    /// Generates an answer. With context shift, an answer that the context cuts goes on after
     /// the oldest turns are dropped.
     fn generate(&mut self, prompt: &str, screen: &mut Screen) -> Result<Answer> {
         let mut answer = self.generate_part(prompt, None, screen)?;
@@ -360,7 +358,7 @@ impl Session {
 
     /// Continues the conversation of a file.
     pub(super) fn load(&mut self, path: &Path) -> Result<usize> {
-        ensure!(self.is_chat, "this model has no chat template, so it continues no conversation");
+        ensure!(self.is_chat, without_template("no conversation is continued"));
         self.messages = read_messages(path)?;
         self.last_prompt = match &self.messages[..] {
             [.., user, assistant] if user.role == "user" && assistant.role == "assistant" => {
@@ -370,6 +368,11 @@ impl Session {
         };
         Ok(self.messages.len())
     }
+}
+
+/// What does not work because a model has no chat template, or `--raw` ignores it.
+fn without_template(what: &str) -> String {
+    format!("no chat template is in use, so {what}")
 }
 
 /// The messages of a saved conversation.
