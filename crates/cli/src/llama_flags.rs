@@ -10,12 +10,12 @@ use crate::terminal::say;
 enum Meaning {
     /// A flag of this name.
     Is(&'static str),
-    /// Nothing: what follows has no flag, or this is the default.
+    /// Nothing: this is the default.
     Nothing,
     /// A model, whose name this precedes.
     Model(&'static str),
-    /// The type of the KV cache, which is one for keys and values.
-    KvType,
+    /// The type of keys (0) or values (1) in the KV cache, which is one here.
+    KvType(usize),
     /// It has no effect, for this reason.
     Idle(Value, &'static str),
     /// The seed if its value is a number, or else this command line's own `-s`.
@@ -48,8 +48,8 @@ const ALL_LAYERS: &str = "100000";
 const ONE_ATTENTION: &str = "attention has one implementation on each device";
 
 const FLAGS: &[(&str, Meaning)] = &[
-    ("-m", Meaning::Nothing),
-    ("--model", Meaning::Nothing),
+    ("-m", Meaning::Model("")),
+    ("--model", Meaning::Model("")),
     ("-hf", Meaning::Model("hf:")),
     ("-hfr", Meaning::Model("hf:")),
     ("--hf-repo", Meaning::Model("hf:")),
@@ -107,10 +107,10 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--simple-io", Meaning::Nothing),
     ("--no-perf", Meaning::Idle(Value::None, "--quiet prints the answer alone")),
     ("-no-cnv", Meaning::Is("--raw")),
-    ("-ctk", Meaning::KvType),
-    ("--cache-type-k", Meaning::KvType),
-    ("-ctv", Meaning::KvType),
-    ("--cache-type-v", Meaning::KvType),
+    ("-ctk", Meaning::KvType(0)),
+    ("--cache-type-k", Meaning::KvType(0)),
+    ("-ctv", Meaning::KvType(1)),
+    ("--cache-type-v", Meaning::KvType(1)),
     ("-tb", Meaning::Idle(Value::One, ONE_COUNT)),
     ("--threads-batch", Meaning::Idle(Value::One, ONE_COUNT)),
     ("-fa", Meaning::Idle(Value::Switch, ONE_ATTENTION)),
@@ -129,63 +129,78 @@ const FLAGS: &[(&str, Meaning)] = &[
     ("--interactive", Meaning::Idle(Value::None, CHAT)),
 ];
 
-/// The command line with these flags by their names here, and notes about those without effect.
-/// Fails with the reason if keys and values are to have two types, or for a flag that is not
-/// supported.
+/// Words of the command line, of which a repeated flag replaces those that it put there before.
+#[derive(Default)]
+struct Line(Vec<Vec<OsString>>);
+
+impl Line {
+    fn push(&mut self, word: impl Into<OsString>) {
+        self.0.push(vec![word.into()]);
+    }
+
+    /// Puts words at the place of a flag, which the first call chooses.
+    fn put(&mut self, place: &mut Option<usize>, words: impl IntoIterator<Item = OsString>) {
+        let place = *place.get_or_insert_with(|| {
+            self.0.push(Vec::new());
+            self.0.len() - 1
+        });
+        self.0[place] = words.into_iter().collect();
+    }
+
+    fn words(self) -> Vec<OsString> {
+        self.0.into_iter().flatten().collect()
+    }
+}
+
+/// The command line with these flags by their names here, and notes about those without effect. Of
+/// a repeated flag the last value counts. Fails with the reason if keys and values are to have two
+/// types, or for a flag that is not supported.
 pub(crate) fn translate(words: impl Iterator<Item = OsString>) -> Result<Vec<OsString>, String> {
     let mut words = words.peekable();
-    let (mut out, mut kv_type) = (Vec::new(), None);
+    let mut line = Line::default();
+    let (mut model, mut layers, mut kv_type) = (None, None, None);
+    let mut kv_types = [None, None];
+    let mut two_types = None;
     while let Some(word) = words.next() {
         if word == "--" {
-            out.push(word);
-            out.extend(words);
+            line.push(word);
+            words.by_ref().for_each(|word| line.push(word));
             break;
         }
-        let (name, mut value) = split(&word);
+        let (name, value) = split(&word);
         let Some((flag, meaning)) = FLAGS.iter().find(|(flag, _)| name == *flag) else {
-            out.push(word);
+            line.push(word);
             continue;
         };
         match meaning {
-            Meaning::Is(name) => out.push(name.into()),
-            Meaning::Nothing => out.extend(value),
+            Meaning::Is(name) => line.push(*name),
+            Meaning::Nothing => value.into_iter().for_each(|value| line.push(value)),
             Meaning::Model(prefix) => {
                 let name = value.or_else(|| words.next());
-                out.extend(name.map(|name| [OsStr::new(prefix), &name].into_iter().collect()));
+                let with_prefix =
+                    |name: OsString| [OsStr::new(prefix), &name].into_iter().collect();
+                line.put(&mut model, name.map(with_prefix));
             }
-            Meaning::KvType => {
-                value = value.or_else(|| words.next());
-                match &kv_type {
-                    None => {
-                        out.extend([Some("--kv-type".into()), value.clone()].into_iter().flatten())
-                    }
-                    Some(first) if *first == value => (),
-                    Some(_) => {
-                        return Err(format!(
-                            "{flag}: the KV cache has one type here, which --kv-type sets"
-                        ));
-                    }
-                }
-                kv_type = Some(value);
+            Meaning::KvType(of) => {
+                let value = value.or_else(|| words.next());
+                kv_types[*of] = Some(value.clone());
+                let is_other = kv_types.iter().flatten().any(|kind| *kind != value);
+                two_types = is_other.then_some(flag);
+                let words = [Some("--kv-type".into()), value];
+                line.put(&mut kv_type, words.into_iter().flatten());
             }
             Meaning::Seed => {
                 let is_number =
                     |word: &OsString| word.to_str().is_some_and(|word| word.parse::<u64>().is_ok());
                 // `bench` has a flag of this name, too.
-                let is_run = out.iter().take(2).any(|word| word == "run");
+                let is_run = line.0.iter().flatten().take(2).any(|word| word == "run");
                 let is_seed = is_run && words.peek().is_some_and(is_number);
-                out.push(if is_seed { "--seed" } else { "-s" }.into());
-                out.extend(words.next());
+                line.push(if is_seed { "--seed" } else { "-s" });
+                words.next().into_iter().for_each(|value| line.push(value));
             }
             Meaning::GpuLayers => {
                 let value = value.or_else(|| words.next());
-                let layers = match value.as_ref().and_then(|value| value.to_str()) {
-                    Some("auto") => continue,
-                    Some("all" | "-1") => Some(ALL_LAYERS.into()),
-                    _ => value,
-                };
-                out.push("--gpu-layers".into());
-                out.extend(layers);
+                line.put(&mut layers, gpu_layers(value));
             }
             Meaning::Refused(instead) => return Err(format!("{flag} is not supported: {instead}")),
             Meaning::Idle(takes, reason) => {
@@ -196,7 +211,20 @@ pub(crate) fn translate(words: impl Iterator<Item = OsString>) -> Result<Vec<OsS
             }
         }
     }
-    Ok(out)
+    match two_types {
+        Some(flag) => Err(format!("{flag}: the KV cache has one type here, which --kv-type sets")),
+        None => Ok(line.words()),
+    }
+}
+
+/// The words for layers on a GPU; none for the default.
+fn gpu_layers(value: Option<OsString>) -> Vec<OsString> {
+    let layers = match value.as_ref().and_then(|value| value.to_str()) {
+        Some("auto") => return Vec::new(),
+        Some("all" | "-1") => Some(ALL_LAYERS.into()),
+        _ => value,
+    };
+    [Some("--gpu-layers".into()), layers].into_iter().flatten().collect()
 }
 
 /// A long flag and the value after its equals sign.
@@ -249,6 +277,13 @@ mod tests {
             ("bench x -s 4", "bench x -s 4"),
             ("run x -ngl all -sm layer -mg 0 -ts 1,1", "run x --gpu-layers 100000"),
             ("run x --gpu-layers=auto --n-gpu-layers 2", "run x --gpu-layers 2"),
+            ("run -m a -m b Hello", "run b Hello"),
+            ("run -hf me/Tiny --model=b Hello", "run b Hello"),
+            ("run x -ngl 10 -ngl 20", "run x --gpu-layers 20"),
+            ("run x -ngl 10 -ngl auto", "run x"),
+            ("run x -ctk q8_0 -ctk f16", "run x --kv-type f16"),
+            ("run x -ctk q8_0 -ctv f16 -ctk f16", "run x --kv-type f16"),
+            ("run x -ctk f16 -- -ctv q8_0", "run x --kv-type f16 -- -ctv q8_0"),
             ("run x --samplers top_k --numa distribute -fit on -e", "run x"),
         ] {
             assert_eq!(translated(given), expected, "{given}");
