@@ -122,7 +122,7 @@ fn silence_templates() {
 fn main() -> ExitCode {
     silence_templates();
     interrupt::install();
-    bodkin_gguf::exit_on_truncation();
+    bodkin_gguf::exit_on_truncation(terminal::restore_first);
     let cli = parse();
     progress::begin(cli.verbose);
     let result = match cli.command {

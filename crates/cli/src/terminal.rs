@@ -4,7 +4,7 @@ use console::Term;
 
 use crate::soft_wrap::SoftWrap;
 #[cfg(unix)]
-pub(crate) use unix::NoEcho;
+pub(crate) use unix::{NoEcho, restore_first};
 
 /// Prints a message on standard error.
 pub(crate) fn say(text: &str) {
@@ -30,7 +30,7 @@ pub(crate) fn columns(stream: &Term) -> usize {
 #[cfg(unix)]
 mod unix {
     use std::io::{IsTerminal, Write, stderr, stdin};
-    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+    use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
     use std::thread::{self, JoinHandle};
     use std::time::Duration;
 
@@ -50,6 +50,9 @@ mod unix {
     const MARKS_NO_PASTES: &str = "\x1b[?2004l";
     /// Terminals on which no line is edited, so marks would become text.
     const UNEDITED: [&str; 3] = ["dumb", "emacs", "cons25"];
+
+    /// The modes before they were changed first, and whether pastes were marked.
+    static FIRST: OnceLock<(Termios, bool)> = OnceLock::new();
 
     /// Keeps the terminal from showing what is typed or pasted until it is dropped. Programs that
     /// read later get it.
@@ -95,6 +98,9 @@ mod unix {
             let Ok(before) = tcgetattr(stdin()) else { return NoEcho(None) };
             let mut quiet = before.clone();
             change(&mut quiet.local_modes);
+            let is_edited = std::env::var("TERM").is_ok_and(|name| !UNEDITED.contains(&&*name));
+            let marks_pastes = marks_pastes && is_edited && stderr().is_terminal();
+            let _ = FIRST.set((before.clone(), marks_pastes));
             let modes = Modes { before, quiet, marks_pastes, is_over: Mutex::new(false) };
             let modes = Arc::new(modes);
             let (restored, watched) = (Arc::clone(&modes), Arc::clone(&modes));
@@ -168,14 +174,26 @@ mod unix {
         /// Modes that cannot be changed are no failure.
         fn set(&self, modes: &Termios, pastes: &str) {
             let _ = tcsetattr(stdin(), OptionalActions::Now, modes);
-            let is_edited = std::env::var("TERM").is_ok_and(|name| !UNEDITED.contains(&&*name));
-            if self.marks_pastes && is_edited && stderr().is_terminal() {
+            if self.marks_pastes {
                 let _ = stderr().write_all(pastes.as_bytes());
             }
         }
 
         fn is_over(&self) -> MutexGuard<'_, bool> {
             self.is_over.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    /// Sets the modes back that were before the first quiet, in a handler of a signal that ends the
+    /// process: it takes no lock and no memory.
+    pub(crate) fn restore_first() {
+        let Some((before, marks_pastes)) = FIRST.get() else { return };
+        if is_in_background() {
+            return;
+        }
+        let _ = tcsetattr(stdin(), OptionalActions::Now, before);
+        if *marks_pastes {
+            let _ = rustix::io::write(stderr(), MARKS_NO_PASTES.as_bytes());
         }
     }
 
@@ -196,6 +214,9 @@ mod unix {
 /// Other systems show what is typed.
 #[cfg(not(unix))]
 pub(crate) struct NoEcho;
+
+#[cfg(not(unix))]
+pub(crate) fn restore_first() {}
 
 #[cfg(not(unix))]
 impl NoEcho {

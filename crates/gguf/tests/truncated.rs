@@ -18,7 +18,7 @@ const BYTES: u64 = 4 << 20;
 #[test]
 fn a_truncated_map_names_its_file() {
     if let Some(path) = env::var_os(CHILD) {
-        exit_on_truncation();
+        exit_on_truncation(|| ());
         drop(File::open(&path).expect("a whole file"));
         let file = File::open(&path).expect("a whole file");
         let truncated = fs::OpenOptions::new().write(true).open(&path);

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::termios::tcgetattr;
+
 use crate::place::{Place, failure, model};
 use crate::terminal::Terminal;
 
@@ -29,6 +31,8 @@ fn a_chat_names_its_truncated_file() {
         let place = Place::new();
         let path = copy(&place, of);
         let mut chat = Terminal::start(place.bodkin(&["run", &path, "-n", "4"]));
+        let keyboard = chat.keyboard.try_clone().unwrap();
+        let modes = tcgetattr(&keyboard).unwrap().local_modes;
         chat.expect(">>> ");
         truncate(&path);
         chat.press("Hello\r");
@@ -36,6 +40,7 @@ fn a_chat_names_its_truncated_file() {
         let line = format!("error: {path}: truncated by another process while in use\r\n");
         assert!(shown.contains(&line), "{of}: {shown}");
         assert_eq!(child.wait().unwrap().code(), Some(1));
+        assert_eq!(tcgetattr(&keyboard).unwrap().local_modes, modes);
     }
 }
 

@@ -118,11 +118,12 @@ impl Drop for Map {
 
 /// Installs a handler of SIGBUS for the whole process: if a mapped file is truncated by another
 /// process and then read, one line with its name goes to standard error and the process exits with
-/// status 1. Without it the signal kills the process without a message. For binaries; does nothing
-/// where there are no signals.
-pub fn exit_on_truncation() {
+/// status 1, after `before_exit`, which must be async-signal-safe. Without it the signal kills the
+/// process without a message. For binaries; does nothing where there are no signals.
+#[cfg_attr(not(unix), allow(unused_variables))]
+pub fn exit_on_truncation(before_exit: fn()) {
     #[cfg(unix)]
-    truncation::install();
+    truncation::install(before_exit);
 }
 
 #[cfg(unix)]
@@ -130,6 +131,7 @@ mod truncation {
     use std::ffi::{c_int, c_void};
     use std::path::Path;
     use std::ptr;
+    use std::sync::OnceLock;
     use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
     /// A map in the list that the signal handler reads. It is never freed, because a handler may
@@ -150,6 +152,8 @@ mod truncation {
     static FIRST: AtomicPtr<Registration> = AtomicPtr::new(ptr::null_mut());
     /// Whether a thread has begun to print its message and exit.
     static IS_EXITING: AtomicBool = AtomicBool::new(false);
+    /// What comes before the message, set before the handler is installed.
+    static BEFORE_EXIT: OnceLock<fn()> = OnceLock::new();
 
     pub(super) fn register(bytes: &[u8], path: &Path) -> &'static Registration {
         let path = path.display().to_string().replace(char::is_control, "\u{fffd}");
@@ -177,7 +181,9 @@ mod truncation {
         }
     }
 
-    pub(super) fn install() {
+    pub(super) fn install(before_exit: fn()) {
+        // A second call leaves the first in its place.
+        let _ = BEFORE_EXIT.set(before_exit);
         // SAFETY: the handler has the signature that SA_SIGINFO requires and calls only functions
         // that are async-signal-safe; all zeros are a valid `sigaction`.
         unsafe {
@@ -200,6 +206,9 @@ mod truncation {
                     // Another thread that reads the file is about to end the process.
                     while IS_EXITING.swap(true, Ordering::AcqRel) {
                         libc::pause();
+                    }
+                    if let Some(before_exit) = BEFORE_EXIT.get() {
+                        before_exit();
                     }
                     let message = registration.message.as_bytes();
                     libc::write(libc::STDERR_FILENO, message.as_ptr().cast(), message.len());
