@@ -179,7 +179,7 @@ fn attentions(cases: &mut Vec<Case>) {
     variants.push((Attention { value_dim: 20, ..usual(6, 2, 36) }, LONG));
     // As wide as kernels for prompts are made for, and long enough for blocks that are all seen.
     variants.push((usual(4, 2, 64), LONG));
-    variants.push((usual(4, 2, 128), 530));
+    variants.push((usual(4, 2, 128), 150));
     variants.push((usual(2, 1, 256), 150));
     variants.push((Attention { window: Some(140), ..usual(4, 2, 64) }, 330));
     // Prompts longer than the steps of a temperature.
