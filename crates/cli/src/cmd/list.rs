@@ -114,8 +114,8 @@ fn line(row: &[String], widths: &[usize]) -> String {
     cells.join(&" ".repeat(GAP)).trim_end().to_owned()
 }
 
-/// A text of at most `width` columns. What is left out is in the middle: names and paths differ at
-/// their ends.
+/// A text of at most `width` columns, with an ellipsis in the middle where it is longer: names and
+/// paths differ at their ends.
 fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();

@@ -5,6 +5,7 @@
 use bodkin_backend::Result;
 use bodkin_model::{Attention, RopeStyle};
 
+use super::gemm::WGMMA_THREADS;
 use super::{Step, THREADS};
 use crate::constants::{
     BLOCK_HEADS, KV_SPLIT, MAX_SPLIT_DIM, MMA_COLUMNS, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT,
@@ -30,7 +31,8 @@ impl PrefillLaunch {
     fn new(uses_wgmma: bool, dims: usize, kv: KvLayout) -> PrefillLaunch {
         if uses_wgmma {
             let shared_bytes = shared_memory::prefill_wgmma_bytes(dims, kv);
-            PrefillLaunch { rows: PREFILL_WGMMA_ROWS, threads: 384, shared_bytes, resident: 1 }
+            let (rows, threads) = (PREFILL_WGMMA_ROWS, WGMMA_THREADS);
+            PrefillLaunch { rows, threads, shared_bytes, resident: 1 }
         } else {
             let shared_bytes = shared_memory::prefill_bytes(dims);
             PrefillLaunch { rows: PREFILL_ROWS, threads: 128, shared_bytes, resident: 2 }

@@ -11,8 +11,8 @@ use crate::parameters as p;
 use crate::shared_memory::{GEMM_BYTES, wgmma_bytes};
 use crate::sizes::{Pairs, slice_sum_bytes};
 
-/// Threads of a block of `gemm_wgmma`: two consumer warp groups and a producer.
-const WGMMA_THREADS: usize = 3 * 128;
+/// Threads of a block that multiplies with `wgmma`: two consumer warp groups and a producer.
+pub(super) const WGMMA_THREADS: usize = 3 * 128;
 /// Microseconds that a block of it takes besides its chunks, and those of adding up slices.
 const BLOCK_TIME: f64 = 4.0;
 const ADD_TIME: f64 = 3.0;
