@@ -4,7 +4,8 @@
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock};
 
-use rustix::process::{Signal, getpgid, getpgrp, getpid, getppid, getsid, kill_process};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, getpgid, getpgrp, getpid, getppid, getsid};
 use signal_hook::consts::SIGTSTP;
 use signal_hook::flag;
 
@@ -32,9 +33,13 @@ fn install() -> Option<Flags> {
 /// Whether the parent is a job-control shell that waits for this process itself. In a script the
 /// shell waits for the script, and would take the terminal back before the modes are restored.
 fn is_job_of_parent() -> bool {
-    let Some(parent) = getppid() else { return false };
-    let is_same_session = getsid(Some(parent)).is_ok_and(|id| getsid(None) == Ok(id));
-    is_same_session && getpgid(Some(parent)).is_ok_and(|id| id != getpgrp())
+    // In a container a parent, a session or a group of the outside is number 0.
+    let outside = Pid::from_raw(0);
+    let parent = getppid();
+    if parent == outside || getsid(None) == Ok(outside) || getpgrp() == outside {
+        return false;
+    }
+    getsid(Some(parent)) == getsid(None) && getpgid(Some(parent)).is_ok_and(|id| id != getpgrp())
 }
 
 /// Whether Ctrl-Z can be deferred here.
@@ -66,5 +71,5 @@ pub(crate) fn take_request() -> bool {
 
 /// Stops the process until a shell continues it.
 pub(crate) fn stop() {
-    let _ = kill_process(getpid(), Signal::STOP);
+    let _ = kill(getpid(), Signal::SIGSTOP);
 }

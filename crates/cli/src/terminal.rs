@@ -35,7 +35,7 @@ mod unix {
     use std::time::Duration;
 
     use bodkin::cleanup;
-    use rustix::process::getpgrp;
+    use nix::unistd::getpgrp;
     use rustix::termios::{
         LocalModes, OptionalActions, QueueSelector, Termios, tcflush, tcgetattr, tcgetpgrp,
         tcsetattr,
@@ -207,7 +207,7 @@ mod unix {
 
     /// Changing the terminal's modes from the background would stop this process.
     fn is_in_background() -> bool {
-        tcgetpgrp(stdin()).is_ok_and(|group| group != getpgrp())
+        tcgetpgrp(stdin()).is_ok_and(|id| id.as_raw_nonzero().get() != getpgrp().as_raw())
     }
 }
 
