@@ -232,7 +232,8 @@ mod tests {
 
     #[test]
     fn a_key_file_has_limits_and_is_read_again() {
-        let path = std::env::temp_dir().join(format!("bodkin-keys-{}", std::process::id()));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
         std::fs::write(&path, "# all\na requests=2\nb tokens=10 # small\n").unwrap();
         let keys = keys(ServerOptions { api_key_file: Some(path.clone()), ..Default::default() });
         let admit =
@@ -252,7 +253,6 @@ mod tests {
             ApiKeys::new(&ServerOptions { api_key_file: Some(path.clone()), ..Default::default() })
                 .is_err()
         );
-        std::fs::remove_file(&path).unwrap();
     }
 
     #[cfg(unix)]

@@ -1,7 +1,6 @@
 //! Files of traces, good ones and hostile ones.
 
-use std::fs;
-use std::path::PathBuf;
+use std::io::Write;
 
 use super::*;
 
@@ -21,15 +20,9 @@ fn bytes() -> Vec<u8> {
 
 /// Reads a file with these bytes.
 fn read(bytes: &[u8]) -> Result<RoutingTrace> {
-    let folder = std::env::temp_dir().join(format!("bodkin-routing-{}", std::process::id()));
-    fs::create_dir_all(&folder).unwrap();
-    // Tests of one process run at the same time.
-    let number = format!("{:?}", std::thread::current().id());
-    let path: PathBuf = folder.join(number);
-    fs::write(&path, bytes).unwrap();
-    let result = RoutingTrace::read(&path);
-    fs::remove_file(path).unwrap();
-    result
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    RoutingTrace::read(file.path())
 }
 
 #[test]
