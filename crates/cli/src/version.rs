@@ -11,7 +11,11 @@ pub(crate) fn of(command_line: &[OsString]) -> String {
     if !command_line.iter().any(|argument| argument == "--version" || argument == "-V") {
         return NUMBER.to_owned();
     }
-    let commit = option_env!("BODKIN_COMMIT").map_or(String::new(), |id| format!(" (commit {id})"));
     let devices = bodkin::device_lines().into_iter().map(|line| format!("\n  {line}"));
-    format!("{NUMBER}{commit}{}", devices.collect::<String>())
+    format!("{NUMBER}{}{}", commit(), devices.collect::<String>())
+}
+
+/// The commit in parentheses, if it is known.
+pub(crate) fn commit() -> String {
+    option_env!("BODKIN_COMMIT").map_or(String::new(), |id| format!(" (commit {id})"))
 }

@@ -38,8 +38,8 @@ pub fn devices() -> Vec<Device> {
     cpu.chain(cuda).chain(numbered("wgpu", bodkin_wgpu::device_names())).collect()
 }
 
-/// Opens the backend that `options` choose. `auto` takes the first GPU if it works and no option
-/// implies the CPU; a note says why a GPU of the machine is not used.
+/// Opens the backend that `options` choose. `auto` takes NVIDIA's first GPU, else the first
+/// discrete or Apple GPU, else the CPU, which some options imply; notes say why a GPU is not used.
 ///
 /// # Errors
 /// If options contradict each other, or the device cannot be opened.
@@ -64,10 +64,10 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
             return expects_cpu("gpu_layers");
         }
         let gpu = match kind {
-            ("auto", "") => match cuda(options, "") {
-                Ok(gpu) => gpu,
-                Err(error) => {
-                    reporter.note(&format!("{error}; all layers run on the CPU"));
+            ("auto", "") => match first_gpu(options, reporter) {
+                Some(gpu) => gpu,
+                None => {
+                    reporter.note("no GPU is used; all layers run on the CPU");
                     return cpu(options, reporter);
                 }
             },
@@ -91,18 +91,16 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
             Err(Error::option("expert_budget", expected, format!("`{device}`")))
         }
         ("cpu", "") => cpu(options, reporter),
-        ("auto", "") if !Cuda::is_installed() => cpu(options, reporter),
         ("auto", "") if implies_cpu => {
-            reporter.note(
-                "running on the CPU, which threads, no-repack, sparse and activation-sparsity \
-                 imply; device `cuda` selects the GPU",
-            );
+            if Cuda::is_installed() {
+                reporter.note(
+                    "running on the CPU, which threads, no-repack, sparse and activation-sparsity \
+                     imply; device `cuda` selects the GPU",
+                );
+            }
             cpu(options, reporter)
         }
-        ("auto", "") => cuda(options, "").or_else(|error| {
-            reporter.note(&format!("{error}; running on the CPU"));
-            cpu(options, reporter)
-        }),
+        ("auto", "") => first_gpu(options, reporter).map_or_else(|| cpu(options, reporter), Ok),
         // Not for people: servers are measured with it, and tested with calls that go wrong.
         ("mock", fault) => mock(fault),
         ("cuda" | "wgpu", _) if skips_inputs => expects_cpu(&format!("`{device}`")),
@@ -151,6 +149,32 @@ pub fn limit_threads(asked: usize, reporter: &Reporter) -> Result<usize> {
     Ok(asked.min(cores))
 }
 
+/// The GPU that `auto` takes: NVIDIA's first one through CUDA, else the first discrete or Apple GPU
+/// through wgpu. Notes say why a GPU of the machine is not used, or not through CUDA.
+fn first_gpu(options: &Options, reporter: &Reporter) -> Option<Box<dyn Backend>> {
+    if Cuda::is_installed() {
+        match cuda(options, "") {
+            Ok(gpu) => return Some(gpu),
+            Err(error) => reporter.note(&format!("CUDA is not used: {error}")),
+        }
+    }
+    if options.expert_budget.is_limit() {
+        // Only CUDA and the CPU have a cache of experts.
+        return None;
+    }
+    match Wgpu::open_fast() {
+        Ok(wgpu) => {
+            let backend = limited(wgpu?, options);
+            reporter.note(&format!("running on {}; device `cpu` selects the CPU", backend.name()));
+            Some(backend)
+        }
+        Err(error) => {
+            reporter.note(&format!("wgpu is not used: {error}"));
+            None
+        }
+    }
+}
+
 /// The GPUs of a list of device numbers; the first GPU if the list is empty.
 fn cuda(options: &Options, ordinals: &str) -> Result<Box<dyn Backend>> {
     let ordinals = match ordinals {
@@ -174,12 +198,19 @@ fn wgpu(options: &Options, number: &str, reporter: &Reporter) -> Result<Box<dyn 
             Error::option("device", "a device number after `wgpu:`", format!("`{number}`"))
         })?,
     };
-    let wgpu = Wgpu::open(number)?.keeping(options.kv_type);
+    let wgpu = Wgpu::open(number)?;
     if wgpu.is_software() {
         let name = wgpu.name();
         reporter.note(&format!("{name} is a program of the CPU and slow; device `cpu` is faster"));
     }
-    Ok(Box::new(wgpu))
+    Ok(limited(wgpu, options))
+}
+
+/// The GPU, with the memory and the type of the KV cache that `options` allow.
+fn limited(wgpu: Wgpu, options: &Options) -> Box<dyn Backend> {
+    let host = wgpu.shares_host_memory().then(bodkin_cpu::available_memory).flatten();
+    let limit = host.into_iter().chain(options.memory_bytes).min();
+    Box::new(wgpu.keeping(options.kv_type).with_memory_limit(limit))
 }
 
 /// The mock backend, with a fault if one is named.

@@ -32,7 +32,7 @@ impl Builder {
         Builder { options, ..self }
     }
 
-    /// Sets the device: `auto`, `cpu`, or `cuda` with optional device numbers: `cuda:0,1`.
+    /// Sets the device: `auto`, `cpu`, `cuda[:N,..]` or `wgpu[:N]`, as [`Options::device`] says.
     pub fn device(mut self, device: &str) -> Builder {
         self.options.device = device.to_owned();
         self

@@ -22,8 +22,9 @@ const GPU_ENCODER_STEP_TOKENS: usize = 8192;
 /// How a model is loaded and run. The defaults suit one conversation on any machine.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `auto`, `cpu`, or `cuda` with optional device numbers: `cuda:0,1`. `auto` is the first GPU
-    /// that works, or else the CPU.
+    /// `auto`, `cpu`, `cuda` with optional device numbers: `cuda:0,1`, or `wgpu` with an optional
+    /// one: `wgpu:1`. `auto` is NVIDIA's first GPU through CUDA, else the first discrete or Apple
+    /// GPU through wgpu, else the CPU.
     pub device: String,
     /// Put only the last layers on the GPU, and the others on the CPU. None at all need no GPU,
     /// unless `device` names one.

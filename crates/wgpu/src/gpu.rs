@@ -6,19 +6,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use bodkin_backend::{Error, Result};
 use pollster::block_on;
 
+use crate::adapters::{COOPERATIVE, DeviceMemory, check_limits, describe, is_cooperative};
 use crate::program::{Activations, Arithmetic, Kernel};
 
 /// What profiling needs.
 const TIMESTAMPS: wgpu::Features =
     wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES);
-
-/// What kernels with cooperative matrices need.
-const COOPERATIVE: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
-    .union(wgpu::Features::SHADER_F16)
-    .union(wgpu::Features::SUBGROUP);
-/// Threads of a subgroup that they are written for, and the most bytes of shared memory.
-const COOPERATIVE_SUBGROUP: u32 = 32;
-pub(crate) const COOPERATIVE_SHARED_BYTES: u32 = 32 << 10;
 
 /// A compiled kernel.
 pub(crate) struct Compiled {
@@ -29,6 +22,7 @@ pub(crate) struct Compiled {
 
 /// An opened adapter. Models share its kernels.
 pub(crate) struct Gpu {
+    pub(crate) adapter: wgpu::Adapter,
     pub(crate) info: wgpu::AdapterInfo,
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
@@ -41,87 +35,6 @@ pub(crate) struct Gpu {
     kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
     /// The first error that the device reported.
     failure: Arc<OnceLock<String>>,
-}
-
-/// All adapters of the machine that compute, the fastest kinds first. Software comes last.
-pub(crate) fn adapters() -> Vec<wgpu::Adapter> {
-    let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
-    let descriptor = wgpu::InstanceDescriptor {
-        backends,
-        ..wgpu::InstanceDescriptor::new_without_display_handle()
-    };
-    let instance = wgpu::Instance::new(descriptor);
-    let mut adapters = block_on(instance.enumerate_adapters(backends));
-    let rank = |adapter: &wgpu::Adapter| match adapter.get_info().device_type {
-        wgpu::DeviceType::DiscreteGpu => 0,
-        wgpu::DeviceType::IntegratedGpu => 1,
-        wgpu::DeviceType::VirtualGpu => 2,
-        wgpu::DeviceType::Other => 3,
-        wgpu::DeviceType::Cpu => 4,
-    };
-    adapters.sort_by_key(rank);
-    adapters
-}
-
-/// An adapter in words.
-pub(crate) fn describe(info: &wgpu::AdapterInfo) -> String {
-    let kind = match info.device_type {
-        wgpu::DeviceType::DiscreteGpu => "discrete",
-        wgpu::DeviceType::IntegratedGpu => "integrated",
-        wgpu::DeviceType::VirtualGpu => "virtual",
-        wgpu::DeviceType::Cpu => "software",
-        wgpu::DeviceType::Other => "unknown kind",
-    };
-    let driver = [info.driver.as_str(), info.driver_info.as_str()].join(" ");
-    format!("{} ({kind}, {}, driver {})", info.name, info.backend, driver.trim())
-}
-
-/// Kernels are written for the least that WebGPU guarantees, which some drivers do not have.
-fn check_limits(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Result<()> {
-    let least = wgpu::Limits::default();
-    let needs = [
-        (
-            "storage buffers in a kernel",
-            limits.max_storage_buffers_per_shader_stage,
-            least.max_storage_buffers_per_shader_stage,
-        ),
-        (
-            "bytes of shared memory",
-            limits.max_compute_workgroup_storage_size,
-            least.max_compute_workgroup_storage_size,
-        ),
-        (
-            "threads in a workgroup",
-            limits.max_compute_invocations_per_workgroup,
-            least.max_compute_invocations_per_workgroup,
-        ),
-        (
-            "workgroups in a dimension",
-            limits.max_compute_workgroups_per_dimension,
-            least.max_compute_workgroups_per_dimension,
-        ),
-    ];
-    match needs.into_iter().find(|(_, found, needed)| found < needed) {
-        Some((what, found, needed)) => Err(Error::Config(format!(
-            "{}: expected at least {needed} {what}, found {found}",
-            describe(info)
-        ))),
-        None => Ok(()),
-    }
-}
-
-/// Whether the adapter multiplies 16 x 16 halves into single precision, in subgroups of 32.
-fn is_cooperative(adapter: &wgpu::Adapter) -> bool {
-    let (info, limits) = (adapter.get_info(), adapter.limits());
-    let multiplies = |p: &wgpu::CooperativeMatrixProperties| {
-        (p.m_size, p.n_size, p.k_size) == (16, 16, 16)
-            && p.ab_type == wgpu::CooperativeScalarType::F16
-            && p.cr_type == wgpu::CooperativeScalarType::F32
-    };
-    adapter.features().contains(COOPERATIVE)
-        && [info.subgroup_min_size, info.subgroup_max_size] == [COOPERATIVE_SUBGROUP; 2]
-        && limits.max_compute_workgroup_storage_size >= COOPERATIVE_SHARED_BYTES
-        && adapter.cooperative_matrix_properties().iter().any(multiplies)
 }
 
 /// The permission to use cooperative matrices, the only feature here that wgpu calls experimental.
@@ -138,12 +51,29 @@ impl Gpu {
         self.info.device_type == wgpu::DeviceType::Cpu
     }
 
+    /// Whether its memory is a part of the host's.
+    pub(crate) fn shares_host_memory(&self) -> bool {
+        self.info.device_type != wgpu::DeviceType::DiscreteGpu
+    }
+
+    /// Its memory, if the driver tells.
+    #[cfg(not(target_vendor = "apple"))]
+    pub(crate) fn memory(&self) -> Option<DeviceMemory> {
+        crate::vulkan::device_memory(&self.adapter)
+    }
+
+    /// Metal does not tell it through wgpu.
+    #[cfg(target_vendor = "apple")]
+    pub(crate) fn memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+
     /// Opens an adapter with all that it can do.
-    pub(crate) fn open(adapter: &wgpu::Adapter) -> Result<Gpu> {
+    pub(crate) fn open(adapter: wgpu::Adapter) -> Result<Gpu> {
         let info = adapter.get_info();
         let limits = adapter.limits();
         check_limits(&info, &limits)?;
-        let is_cooperative = is_cooperative(adapter);
+        let is_cooperative = is_cooperative(&adapter);
         let (cooperative, experimental_features) = match is_cooperative {
             true => (COOPERATIVE, experimental()),
             false => (wgpu::Features::empty(), wgpu::ExperimentalFeatures::disabled()),
@@ -181,6 +111,7 @@ impl Gpu {
         let arithmetic = Arithmetic { is_cooperative, activations };
         let has_timestamps = device.features().contains(TIMESTAMPS);
         Ok(Gpu {
+            adapter,
             info,
             device,
             queue,

@@ -4,6 +4,7 @@
 
 #![deny(unsafe_code)]
 
+mod adapters;
 mod bandwidth;
 mod batch_data;
 mod buffers;
@@ -18,6 +19,8 @@ mod observe;
 mod program;
 mod timestamps;
 mod unroll;
+#[cfg(not(target_vendor = "apple"))]
+mod vulkan;
 mod weights;
 
 use std::sync::Arc;
@@ -34,12 +37,13 @@ use gpu::Gpu;
 pub struct Wgpu {
     gpu: Arc<Gpu>,
     kv_type: KvType,
+    memory_limit: Option<u64>,
     fuse: bool,
 }
 
 /// The adapters of this machine, one line each, in the order of their numbers.
 pub fn device_names() -> Vec<String> {
-    gpu::adapters().iter().map(|adapter| gpu::describe(&adapter.get_info())).collect()
+    adapters::adapters().iter().map(adapters::describe_whole).collect()
 }
 
 impl Wgpu {
@@ -48,16 +52,34 @@ impl Wgpu {
     /// # Errors
     /// If there is no such adapter, or it cannot be opened.
     pub fn open(number: usize) -> Result<Wgpu> {
-        let adapters = gpu::adapters();
-        let Some(adapter) = adapters.get(number) else {
+        let mut adapters = adapters::adapters();
+        if number >= adapters.len() {
             return Err(Error::Config(match adapters.len() {
                 0 => "no GPU with a driver for Vulkan, Metal or DX12 (on Debian, Vulkan needs \
                       libvulkan1 and a driver such as mesa-vulkan-drivers)"
                     .to_owned(),
                 count => format!("expected a GPU below {count}, found wgpu:{number}"),
             }));
-        };
-        Ok(Wgpu { gpu: Arc::new(Gpu::open(adapter)?), kv_type: KvType::Auto, fuse: true })
+        }
+        Wgpu::new(adapters.swap_remove(number))
+    }
+
+    /// Opens the first GPU that is likely to be faster than the host's cores, if there is one: a
+    /// discrete GPU, or Apple's.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open_fast() -> Result<Option<Wgpu>> {
+        if !adapters::may_have_gpu() {
+            return Ok(None);
+        }
+        let fast = |adapter: &wgpu::Adapter| adapters::is_fast(&adapter.get_info());
+        adapters::adapters().into_iter().find(fast).map(Wgpu::new).transpose()
+    }
+
+    fn new(adapter: wgpu::Adapter) -> Result<Wgpu> {
+        let gpu = Arc::new(Gpu::open(adapter)?);
+        Ok(Wgpu { gpu, kv_type: KvType::Auto, memory_limit: None, fuse: true })
     }
 
     /// Whether the adapter is a program of the CPU, such as Mesa's lavapipe.
@@ -69,6 +91,17 @@ impl Wgpu {
     #[must_use]
     pub fn keeping(self, kv_type: KvType) -> Wgpu {
         Wgpu { kv_type, ..self }
+    }
+
+    /// Whether its memory is a part of the host's.
+    pub fn shares_host_memory(&self) -> bool {
+        self.gpu.shares_host_memory()
+    }
+
+    /// With a limit on the bytes of memory, if there is one.
+    #[must_use]
+    pub fn with_memory_limit(self, memory_limit: Option<u64>) -> Wgpu {
+        Wgpu { memory_limit, ..self }
     }
 
     /// With or without operations that run together, for comparison: the results are the same.
@@ -84,11 +117,12 @@ impl Backend for Wgpu {
     }
 
     fn devices(&self) -> Vec<DeviceInfo> {
+        let memory = self.gpu.memory();
         vec![DeviceInfo {
             kind: DeviceKind::Wgpu,
             name: self.gpu.info.name.clone(),
-            total_bytes: None,
-            free_bytes: None,
+            total_bytes: memory.map(|memory| memory.total_bytes),
+            free_bytes: memory.and_then(|memory| memory.free_bytes),
         }]
     }
 
@@ -105,7 +139,9 @@ impl Backend for Wgpu {
     }
 
     fn available_memory(&self) -> Option<u64> {
-        None
+        let memory = self.gpu.memory();
+        let free = memory.map(|memory| memory.free_bytes.unwrap_or(memory.total_bytes));
+        free.into_iter().chain(self.memory_limit).min()
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {

@@ -5,6 +5,7 @@ mod heat_map;
 mod report;
 mod session;
 mod speeds;
+mod summary;
 mod timeline;
 mod trace;
 
@@ -60,6 +61,9 @@ pub(crate) struct Args {
     /// Output format
     #[arg(short, long, default_value = "md", value_name = "FORMAT")]
     output: Format,
+    /// Print devices, error against the CPU and rows
+    #[arg(long, conflicts_with = "output")]
+    report: bool,
     /// Tokens per step [default: 512, 2048 or 8192]
     #[arg(short, long, value_name = "N")]
     batch_size: Option<usize>,
@@ -122,6 +126,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         None => vec![None],
     };
     let mut rows = Vec::new();
+    let mut last = None;
     let mut recorder = recorder(&args, &opened, &tests)?;
     for threads in threads {
         let machine = Machine {
@@ -143,6 +148,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             let batch = batch_size(&opened, &options, backend.as_ref(), test)?;
             rows.push(measure(&opened, backend.as_ref(), test, batch, &args, recorder)?);
         }
+        last = Some(backend);
     }
     if let Some(path) = &args.trace {
         output::write(path, |out| trace::write(out, &rows))?;
@@ -154,7 +160,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
         let trace = recorder.finish(path)?;
         output::write(path, |out| Ok(trace.write(out)?))?;
     }
-    report::print(&mut std::io::stdout().lock(), args.output, &rows)
+    let out = &mut std::io::stdout().lock();
+    match last.filter(|_| args.report) {
+        Some(backend) => summary::print(out, &opened, backend.as_ref(), &rows),
+        None => report::print(out, args.output, &rows),
+    }
 }
 
 /// What records the choices of the tests' tokens, if the flag says so.

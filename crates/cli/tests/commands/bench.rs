@@ -56,6 +56,24 @@ fn a_terminal_shows_what_is_measured() {
     }
 }
 
+/// Of software here, as machines without a GPU have it.
+#[test]
+fn a_report_compares_a_gpu_with_the_cpu() {
+    let place = Place::new();
+    let short = ["-p", "4", "-n", "0", "-r", "1", "--device", "wgpu", "--report"];
+    for name in ["llama", "bert"] {
+        let report = place.text(&[&["bench", &model(name)], &short[..]].concat());
+        let (_, error) = report.split_once("results beside those of the CPU: NMSE ").unwrap();
+        let error: f64 = error.lines().next().unwrap().parse().unwrap();
+        assert!((1e-16..1e-6).contains(&error), "{report}");
+        for part in ["- bodkin 0.", "\n- cpu: cpu (", "\n- wgpu:0: ", "\n- model: ", "| pp4 |"] {
+            assert!(report.contains(part), "{part}: {report}");
+        }
+    }
+    let cpu = place.text(&["bench", &model("llama"), "-p", "4", "-n", "0", "--report"]);
+    assert!(!cpu.contains("beside"), "{cpu}");
+}
+
 #[test]
 fn a_table_has_a_row_for_each_test() {
     let table = bench(&Place::new(), &["-p", "8", "-n", "4", "-o", "md"]);

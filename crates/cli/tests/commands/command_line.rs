@@ -44,7 +44,16 @@ fn devices_have_a_bandwidth() {
     for kind in ["cpu ", "wgpu:0 "] {
         let line = devices.lines().find(|line| line.starts_with(kind));
         assert!(line.is_some_and(|line| line.ends_with(" GB/s")), "{devices}");
+        assert!(line.is_some_and(|line| line.contains(" GB, ")), "{devices}");
     }
+}
+
+/// Mesa complains of sessions without a folder for Wayland, which those of servers are.
+#[test]
+fn drivers_that_are_looked_for_are_quiet() {
+    let place = Place::new();
+    let output = place.bodkin(&["devices"]).env_remove("XDG_RUNTIME_DIR").output().unwrap();
+    assert_eq!(stderr(&output), "");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ModuleInfo, ValidationFlags, Validator};
 
 use super::*;
-use crate::gpu::COOPERATIVE_SHARED_BYTES;
+use crate::adapters::COOPERATIVE_SHARED_BYTES;
 use crate::lower::GEMV_TOKENS;
 
 const EPILOGUES: [Epilogue; 3] = [Epilogue::One, Epilogue::Three, Epilogue::Gate];
