@@ -1,14 +1,16 @@
 //! bodkin's own Flight server: texts in, vectors out. A descriptor's path names the model, and for
 //! DoPut also the result, which is stored in memory until it is fetched or evicted by newer ones.
 
+mod messages;
 mod results;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use arrow_array::{Array, LargeStringArray, RecordBatch, StringArray};
-use arrow_flight::decode::FlightRecordBatchStream;
+use arrow_array::RecordBatch;
+use arrow_array::cast::AsArray;
+use arrow_cast::cast;
 use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
@@ -16,21 +18,26 @@ use arrow_flight::{
     Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightEndpoint, FlightInfo,
     HandshakeRequest, HandshakeResponse, PollInfo, PutResult, SchemaAsIpc, SchemaResult, Ticket,
 };
-use arrow_schema::{DataType, Field, Schema};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use bodkin_serve::{Admitted, Embedder, Refusal};
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use serde_json::json;
+use tonic::body::Body;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Code, Request, Response, Status, Streaming};
+use tower::util::MapRequestLayer;
 
 use crate::batch::{schema_with_vectors, with_vectors};
 use crate::error::{Error, Result};
+use messages::{CountedBody, Messages, Unanswered};
 use results::{Incoming, Results};
 
 /// The most texts that are computed before their vectors go out.
 const BATCH_TEXTS: usize = 1024;
+/// The most bytes of a result's name.
+const NAME_BYTES: usize = 1024;
 
 /// A server that listens.
 pub struct Service {
@@ -68,6 +75,13 @@ impl Service {
         let (drain, limit) = (options.drain, options.body_bytes);
         let results = Arc::new(Results::new(options.bodies_bytes));
         let stopped = [embedder.stopped(), embedder.stopped()];
+        let budget = embedder.body_budget();
+        let count = MapRequestLayer::new(move |mut request: http::Request<Body>| {
+            let unanswered = Unanswered::new(budget.clone());
+            request.extensions_mut().insert(unanswered.clone());
+            request.map(|body| Body::new(CountedBody { body, unanswered }))
+        });
+        let mut server = server.layer(count);
         let flight = FlightServiceServer::new(Flight { embedder, results });
         let flight = flight.max_decoding_message_size(limit);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -111,12 +125,17 @@ struct Flight {
     results: Arc<Results>,
 }
 
-/// What a stream of texts is about.
+/// A stream of texts.
 struct Texts {
+    caller: Admitted,
     model: String,
     /// The name under which the result is stored.
     name: Option<String>,
-    batches: FlightRecordBatchStream,
+    /// Elements of the model's vectors.
+    width: usize,
+    /// What its batches have with their vectors.
+    schema: SchemaRef,
+    batches: BoxStream<'static, std::result::Result<RecordBatch, FlightError>>,
 }
 
 type Answer<T> = std::result::Result<Response<T>, Status>;
@@ -126,34 +145,40 @@ impl Flight {
         self.embedder.admit(request.metadata().as_ref()).map_err(status)
     }
 
-    /// Reads the first message of a stream, which says what the others are about.
+    /// Reads the start of a stream, which says what its batches are about, and their schema.
     async fn texts(
         &self,
-        mut messages: Streaming<FlightData>,
+        request: Request<Streaming<FlightData>>,
     ) -> std::result::Result<Texts, Status> {
-        let first = messages.message().await?;
-        let first = first.ok_or_else(|| Status::invalid_argument("the stream is empty"))?;
-        let path = first.flight_descriptor.clone().unwrap_or_default().path;
+        let caller = self.admit(&request)?;
+        let budget = || Unanswered::new(self.embedder.body_budget());
+        let unanswered = request.extensions().get().cloned().unwrap_or_else(budget);
+        let timeout = self.embedder.options().body_timeout;
+        let mut messages = Messages::new(request.into_inner(), unanswered, timeout);
+        let mut first = messages.next().await?;
+        let path = first.as_ref().and_then(|first| first.flight_descriptor.clone());
         // Some clients send the descriptor before they have a schema.
-        let first = Some(first).filter(|first| !first.data_header.is_empty());
-        let messages = stream::iter(first.map(Ok)).chain(messages).map_err(FlightError::from);
-        let mut path = path.into_iter();
-        Ok(Texts {
-            model: path.next().unwrap_or_default(),
-            name: path.next(),
-            batches: FlightRecordBatchStream::new_from_flight_data(messages),
-        })
+        if first.as_ref().is_some_and(|first| first.data_header.is_empty()) {
+            first = messages.next().await?;
+        }
+        let first = first.ok_or_else(|| Status::invalid_argument("the stream has no schema"))?;
+        let mut path = path.unwrap_or_default().path.into_iter();
+        let (model, name) = (path.next().unwrap_or_default(), path.next());
+        let width = self.embedder.width(&model).await.map_err(status)?;
+        let schema = messages::schema_of(&first)?;
+        text_column(&schema)?;
+        let schema = schema_with_vectors(&schema, width).map_err(|error| invalid(&error))?;
+        let batches = messages.batches(first).boxed();
+        Ok(Texts { caller, model, name, width, schema, batches })
     }
 
     /// Batches with vectors, each as soon as it is computed; the next is read when the one before
     /// it has been taken.
     fn vectors(
         &self,
-        caller: Admitted,
-        model: String,
-        width: usize,
-        batches: FlightRecordBatchStream,
+        texts: Texts,
     ) -> impl Stream<Item = std::result::Result<RecordBatch, FlightError>> + Send + use<> {
+        let Texts { caller, model, width, batches, .. } = texts;
         let embedder = self.embedder.clone();
         let parts = batches.map_ok(|batch| {
             let starts = (0..batch.num_rows()).step_by(BATCH_TEXTS);
@@ -171,13 +196,17 @@ impl Flight {
     }
 
     /// The path of a descriptor: a model, and the name of a result.
-    async fn info(&self, descriptor: FlightDescriptor) -> std::result::Result<FlightInfo, Status> {
+    async fn info(
+        &self,
+        caller: Admitted,
+        descriptor: FlightDescriptor,
+    ) -> std::result::Result<FlightInfo, Status> {
         let model = descriptor.path.first().cloned().unwrap_or_default();
         let width = self.embedder.width(&model).await.map_err(status)?;
         let mut info = FlightInfo::new().with_total_records(-1).with_total_bytes(-1);
         let mut schema = schema_with_vectors(&text_schema(), width).map_err(|e| internal(&e))?;
         if let Some(name) = descriptor.path.get(1) {
-            let found = self.results.get(name).ok_or_else(|| no_result(name))?;
+            let found = self.results.get(caller, name).ok_or_else(|| no_result(name))?;
             let ticket = Ticket::new(name.clone());
             info = info.with_endpoint(FlightEndpoint::new().with_ticket(ticket));
             info = info.with_total_records(found.rows as i64);
@@ -195,19 +224,29 @@ fn text_schema() -> Schema {
     Schema::new(vec![Field::new("text", DataType::Utf8, false)])
 }
 
+/// The place of the only column `text`, which holds strings.
+fn text_column(schema: &Schema) -> std::result::Result<usize, Status> {
+    let wrong = |message: &str| Status::invalid_argument(message);
+    let named = |(_, field): &(usize, &Arc<Field>)| field.name() == "text";
+    let mut columns = schema.fields().iter().enumerate().filter(named);
+    let (column, field) = columns.next().ok_or_else(|| wrong("expected a column `text`"))?;
+    if columns.next().is_some() {
+        return Err(wrong("expected one column `text`, found several"));
+    }
+    let is_text =
+        |kind: &DataType| matches!(kind, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
+    match field.data_type() {
+        DataType::Dictionary(_, values) if is_text(values) => Ok(column),
+        kind if is_text(kind) => Ok(column),
+        kind => Err(wrong(&format!("column `text`: expected strings, found {kind}"))),
+    }
+}
+
 /// The column `text` of a batch.
 fn texts_of(batch: &RecordBatch) -> std::result::Result<Vec<String>, Status> {
-    let wrong = |message: &str| Status::invalid_argument(message);
-    let column = batch.column_by_name("text");
-    let column = column.ok_or_else(|| wrong("expected a column `text`"))?.as_any();
-    let texts: Vec<Option<&str>> = if let Some(texts) = column.downcast_ref::<StringArray>() {
-        texts.iter().collect()
-    } else if let Some(texts) = column.downcast_ref::<LargeStringArray>() {
-        texts.iter().collect()
-    } else {
-        return Err(wrong("column `text`: expected strings"));
-    };
-    let full = texts.into_iter().enumerate().map(|(i, text)| match text {
+    let column = batch.column(text_column(batch.schema_ref())?);
+    let texts = cast(column, &DataType::LargeUtf8).map_err(|error| invalid(&error.into()))?;
+    let full = texts.as_string::<i64>().iter().enumerate().map(|(i, text)| match text {
         Some(text) if !text.is_empty() => Ok(text.to_owned()),
         _ => {
             Err(Status::invalid_argument(format!("row {} of the batch: the text is empty", i + 1)))
@@ -231,6 +270,10 @@ fn status(refusal: Refusal) -> Status {
 
 fn internal(error: &Error) -> Status {
     Status::internal(error.to_string())
+}
+
+fn invalid(error: &Error) -> Status {
+    Status::invalid_argument(error.to_string())
 }
 
 fn no_result(name: &str) -> Status {
@@ -266,8 +309,8 @@ impl FlightService for Flight {
     }
 
     async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Answer<FlightInfo> {
-        self.admit(&request)?;
-        Ok(Response::new(self.info(request.into_inner()).await?))
+        let caller = self.admit(&request)?;
+        Ok(Response::new(self.info(caller, request.into_inner()).await?))
     }
 
     async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Answer<PollInfo> {
@@ -287,23 +330,23 @@ impl FlightService for Flight {
     }
 
     async fn do_get(&self, request: Request<Ticket>) -> Answer<Self::DoGetStream> {
-        self.admit(&request)?;
+        let caller = self.admit(&request)?;
         let name = String::from_utf8_lossy(&request.get_ref().ticket).into_owned();
-        let result = self.results.remove(&name).ok_or_else(|| no_result(&name))?;
+        let result = self.results.remove(caller, &name).ok_or_else(|| no_result(&name))?;
         let batches = stream::iter(result.batches.into_iter().map(Ok));
         let frames = FlightDataEncoderBuilder::new().with_schema(result.schema).build(batches);
         Ok(Response::new(frames.map_err(Status::from).boxed()))
     }
 
     async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Answer<Self::DoPutStream> {
-        let caller = self.admit(&request)?;
-        let Texts { model, name, batches } = self.texts(request.into_inner()).await?;
-        let name = name.ok_or_else(|| {
-            Status::invalid_argument("expected a descriptor with the path [model, result]")
+        let texts = self.texts(request).await?;
+        let name = texts.name.clone().filter(|name| name.len() <= NAME_BYTES).ok_or_else(|| {
+            let expected = "expected a descriptor with the path [model, result]";
+            Status::invalid_argument(format!("{expected}, names of at most {NAME_BYTES} bytes"))
         })?;
-        let width = self.embedder.width(&model).await.map_err(status)?;
-        let mut incoming = Incoming::new(Arc::clone(&self.results));
-        let vectors = self.vectors(caller, model, width, batches).map(Some);
+        let (results, schema) = (Arc::clone(&self.results), Arc::clone(&texts.schema));
+        let mut incoming = Incoming::new(results, schema, texts.caller);
+        let vectors = self.vectors(texts).map(Some);
         let end = stream::iter([None]);
         // The last answer says that the result is stored.
         let answers = vectors.chain(end).map(move |batch| {
@@ -326,11 +369,9 @@ impl FlightService for Flight {
         &self,
         request: Request<Streaming<FlightData>>,
     ) -> Answer<Self::DoExchangeStream> {
-        let caller = self.admit(&request)?;
-        let Texts { model, batches, .. } = self.texts(request.into_inner()).await?;
-        let width = self.embedder.width(&model).await.map_err(status)?;
-        let vectors = self.vectors(caller, model, width, batches);
-        let frames = FlightDataEncoderBuilder::new().build(vectors);
+        let texts = self.texts(request).await?;
+        let encoder = FlightDataEncoderBuilder::new().with_schema(Arc::clone(&texts.schema));
+        let frames = encoder.build(self.vectors(texts));
         Ok(Response::new(until_error(frames.map_err(Status::from)).boxed()))
     }
 

@@ -26,7 +26,7 @@ pub(crate) struct App {
     pub(crate) keys: ApiKeys,
     pub(crate) metrics: Metrics,
     pub(crate) options: ServerOptions,
-    bodies: Bodies,
+    pub(crate) bodies: Bodies,
     requests: AtomicU64,
     /// Whether running requests are cancelled.
     cancelled: watch::Sender<bool>,

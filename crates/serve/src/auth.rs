@@ -54,7 +54,7 @@ struct Window {
 }
 
 /// A key that was presented and is valid.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caller(Option<KeyHash>);
 
 fn hash(key: &str) -> KeyHash {

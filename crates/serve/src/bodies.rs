@@ -14,14 +14,25 @@ use tokio::time::timeout;
 use crate::error::{ApiError, Result};
 use crate::options::ServerOptions;
 
+/// The bytes that the bodies of all requests may have together, a permit for each that is free.
+#[derive(Clone, Debug)]
+pub struct BodyBudget(Arc<Semaphore>);
+
+impl BodyBudget {
+    /// Takes this many bytes until the permit drops; none if fewer are free.
+    pub fn take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let bytes = u32::try_from(bytes).ok()?;
+        Arc::clone(&self.0).try_acquire_many_owned(bytes).ok()
+    }
+}
+
 /// The limits of request bodies, and the byte budget that all of them share.
 #[derive(Clone)]
 pub(crate) struct Bodies {
     /// Of one body.
     max_bytes: usize,
     timeout: Duration,
-    /// A permit for each byte of the budget that is free.
-    budget: Arc<Semaphore>,
+    pub(crate) budget: BodyBudget,
 }
 
 /// A body, and its bytes of the budget, which are free again when this drops.
@@ -31,7 +42,7 @@ impl Bodies {
     pub(crate) fn new(options: &ServerOptions) -> Bodies {
         // One of the largest size always fits.
         let budget = options.bodies_bytes.max(options.body_bytes).min(Semaphore::MAX_PERMITS);
-        let budget = Arc::new(Semaphore::new(budget));
+        let budget = BodyBudget(Arc::new(Semaphore::new(budget)));
         Bodies { max_bytes: options.body_bytes, timeout: options.body_timeout, budget }
     }
 
@@ -57,8 +68,7 @@ impl Bodies {
             }
             let full =
                 || ApiError::unavailable("the bodies of all requests are too large together");
-            let len = u32::try_from(chunk.len()).map_err(|_| full())?;
-            let share = Arc::clone(&self.budget).try_acquire_many_owned(len).map_err(|_| full())?;
+            let share = self.budget.take(chunk.len()).ok_or_else(full)?;
             match &mut held {
                 Some(held) => held.merge(share),
                 None => held = Some(share),

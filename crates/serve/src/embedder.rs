@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::app::SharedApp;
 use crate::auth::Caller;
+use crate::bodies::BodyBudget;
 use crate::embeddings::compute;
 use crate::error::ApiError;
 use crate::options::ServerOptions;
@@ -20,7 +21,7 @@ pub struct Embedder {
 }
 
 /// A caller whose key was accepted.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted(Caller);
 
 /// Why a request was refused or has failed.
@@ -47,6 +48,11 @@ impl Embedder {
     /// The options of the server.
     pub fn options(&self) -> &ServerOptions {
         &self.app.options
+    }
+
+    /// What the bodies of all requests share.
+    pub fn body_budget(&self) -> BodyBudget {
+        self.app.bodies.budget.clone()
     }
 
     /// Ends when the server is asked to stop.

@@ -37,6 +37,7 @@ use std::time::Duration;
 use bodkin::{Reporter, Request};
 use tokio::sync::watch;
 
+pub use bodies::BodyBudget;
 pub use embedder::{Admitted, Embedder, Refusal};
 pub use options::{LinkTrace, ModelSpec, ServerOptions, Tls};
 pub use server::Error;

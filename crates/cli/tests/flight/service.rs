@@ -51,9 +51,34 @@ fn limits_of_keys_hold_for_flight() {
 }
 
 #[test]
+fn results_are_for_the_key_that_sent_their_texts() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    fs::write(&keys, "one\nother\n").unwrap();
+    let (_server, address) = start(&["--api-key-file", keys.to_str().unwrap()]);
+    run_script(VERSIONS[1], "limits.py", &["owners", &address]);
+}
+
+#[test]
 fn results_and_messages_are_bounded() {
     let (_server, address) = start(&["--max-body", "1M", "--max-bodies", "2M"]);
-    run_script(VERSIONS[1], "limits.py", &["bytes", &address]);
+    for what in ["bytes", "names", "unread"] {
+        run_script(VERSIONS[1], "limits.py", &[what, &address]);
+    }
+}
+
+#[test]
+fn texts_may_be_strings_of_any_kind() {
+    for version in VERSIONS {
+        let (_server, address) = start(&[]);
+        run_script(version, "limits.py", &["kinds", &address]);
+    }
+}
+
+#[test]
+fn a_stream_without_messages_ends() {
+    let (_server, address) = start(&["--body-timeout", "1s"]);
+    run_script(VERSIONS[1], "limits.py", &["idle", &address]);
 }
 
 #[test]

@@ -4,12 +4,17 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow_array::RecordBatch;
-use arrow_schema::{Schema, SchemaRef};
+use arrow_array::{Array, RecordBatch};
+use arrow_schema::SchemaRef;
+use bodkin_serve::Admitted;
 
-/// Batches of one schema.
+/// Bytes that a result takes beside its batches and its name, about.
+const RESULT_BYTES: usize = 1024;
+
+/// Batches of one schema, for the caller who sent the texts.
 #[derive(Clone)]
 pub(super) struct StoredResult {
+    owner: Admitted,
     pub(super) schema: SchemaRef,
     pub(super) batches: Vec<RecordBatch>,
     pub(super) rows: usize,
@@ -23,12 +28,9 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(results: Arc<Results>) -> Incoming {
-        let schema = Schema::empty().into();
-        Incoming {
-            results,
-            result: StoredResult { schema, batches: Vec::new(), rows: 0, bytes: 0 },
-        }
+    pub(super) fn new(results: Arc<Results>, schema: SchemaRef, owner: Admitted) -> Incoming {
+        let result = StoredResult { owner, schema, batches: Vec::new(), rows: 0, bytes: 0 };
+        Incoming { results, result }
     }
 
     /// Adds a batch, and returns the rows so far.
@@ -36,12 +38,11 @@ impl Incoming {
     /// # Errors
     /// The limit, if it is exceeded.
     pub(super) fn push(&mut self, batch: RecordBatch) -> Result<usize, usize> {
-        let (bytes, result) = (batch.get_array_memory_size(), &mut self.result);
+        let (bytes, result) = (bytes_of(&batch), &mut self.result);
         result.bytes += bytes;
         if self.results.incoming.fetch_add(bytes, Ordering::Relaxed) + bytes > self.results.limit {
             return Err(self.results.limit);
         }
-        result.schema = batch.schema();
         result.rows += batch.num_rows();
         result.batches.push(batch);
         Ok(result.rows)
@@ -74,26 +75,41 @@ impl Results {
         Results { stored: Mutex::default(), incoming: AtomicUsize::new(0), limit }
     }
 
-    /// Stores a result, and removes the oldest ones beyond the limit. It replaces one of its name.
-    fn insert(&self, name: &str, result: StoredResult) {
+    /// Stores a result, and removes the oldest ones beyond the limit. It replaces its owner's of
+    /// the same name.
+    fn insert(&self, name: &str, mut result: StoredResult) {
+        result.bytes += name.len() + RESULT_BYTES;
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
-        stored.retain(|(other, _)| other != name);
+        stored.retain(|(other, found)| other != name || found.owner != result.owner);
         stored.push_back((name.to_owned(), result));
         while stored.len() > 1 && stored.iter().map(|(_, r)| r.bytes).sum::<usize>() > self.limit {
             stored.pop_front();
         }
     }
 
-    /// A copy of a result, which stays stored.
-    pub(super) fn get(&self, name: &str) -> Option<StoredResult> {
+    /// A copy of a result of its owner, which stays stored.
+    pub(super) fn get(&self, owner: Admitted, name: &str) -> Option<StoredResult> {
         let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
-        stored.iter().find(|(other, _)| other == name).map(|(_, result)| result.clone())
+        let is_asked =
+            |(other, result): &&(String, StoredResult)| other == name && result.owner == owner;
+        stored.iter().find(is_asked).map(|(_, result)| result.clone())
     }
 
-    /// A result, which is no longer stored.
-    pub(super) fn remove(&self, name: &str) -> Option<StoredResult> {
+    /// A result of its owner, which is no longer stored.
+    pub(super) fn remove(&self, owner: Admitted, name: &str) -> Option<StoredResult> {
         let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = stored.iter().position(|(other, _)| other == name)?;
+        let is_asked =
+            |(other, result): &(String, StoredResult)| other == name && result.owner == owner;
+        let place = stored.iter().position(is_asked)?;
         stored.remove(place).map(|(_, result)| result)
     }
+}
+
+/// The bytes of a batch's own rows; those of the batch that it is a part of count for its others.
+fn bytes_of(batch: &RecordBatch) -> usize {
+    let bytes = |column: &Arc<dyn Array>| {
+        let whole = |_| column.get_array_memory_size();
+        column.to_data().get_slice_memory_size().unwrap_or_else(whole)
+    };
+    batch.columns().iter().map(bytes).sum()
 }
