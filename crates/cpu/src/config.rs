@@ -2,7 +2,7 @@
 
 use bodkin_backend::{Error, ExpertBudget, KvType, Result};
 
-use crate::host::available_memory;
+use crate::host::{available_memory, equal_cores};
 use crate::isa::Isa;
 
 /// How to use this machine's cores.
@@ -47,11 +47,10 @@ pub enum Sparse {
 pub const MAX_THREADS: usize = 1024;
 
 impl Cpu {
-    /// All cores, or `threads` of them, with the detected instruction set or the one that the
-    /// environment variable `BODKIN_CPU` names.
+    /// All cores of the fastest kind, or `threads` of them, with the detected instruction set or the
+    /// one that the environment variable `BODKIN_CPU` names.
     pub fn new(threads: Option<usize>) -> Result<Cpu> {
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = threads.unwrap_or_else(cores);
+        let threads = threads.unwrap_or_else(equal_cores);
         if threads == 0 || threads > MAX_THREADS {
             let message = format!("expected 1 to {MAX_THREADS} threads, found {threads}");
             return Err(Error::Config(message));
