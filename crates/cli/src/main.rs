@@ -63,7 +63,7 @@ enum Command {
     /// Show where a model's bytes go on this machine, the speed, and what would fit
     Plan(cmd::plan::Args),
     /// List the devices of this machine, with the bandwidth of their memory
-    Devices,
+    Devices(cmd::devices::Args),
     /// Measure the speed of prefill and decode
     Bench(cmd::bench::Args),
     /// Prune the weights of a model
@@ -133,7 +133,7 @@ fn main() -> ExitCode {
         Command::Rm(args) => cmd::rm::run(args),
         Command::Inspect(args) => cmd::inspect::run(args),
         Command::Plan(args) => cmd::plan::run(&args),
-        Command::Devices => cmd::devices::run(),
+        Command::Devices(args) => cmd::devices::run(&args),
         Command::Bench(args) => cmd::bench::run(args),
         Command::Prune(args) => cmd::prune::run(*args),
         Command::Convert(args) => cmd::convert::run(args),

@@ -55,6 +55,10 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     let kind = device.split_once(':').unwrap_or((device, ""));
     let expects_cpu =
         |found: &str| Err(Error::option("activation_sparsity", "device `cpu`", found));
+    if kind.0 == "wgpu" && options.expert_budget.is_limit() {
+        let expected = "device `auto`, `cpu` or `cuda[:N,..]`";
+        return Err(Error::option("expert_budget", expected, format!("`{device}`")));
+    }
     if options.gpu_layers == Some(0) && matches!(kind, ("auto" | "cpu", "")) {
         // What has no layer on a GPU needs none.
         return cpu(options, reporter);
@@ -86,10 +90,6 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     let implies_cpu =
         options.threads.is_some() || options.no_repack || sparse_is_set || skips_inputs;
     match kind {
-        ("wgpu", _) if options.expert_budget.is_limit() => {
-            let expected = "device `auto`, `cpu` or `cuda[:N,..]`";
-            Err(Error::option("expert_budget", expected, format!("`{device}`")))
-        }
         ("cpu", "") => cpu(options, reporter),
         ("auto", "") if implies_cpu => {
             if Cuda::is_installed() {
@@ -158,13 +158,14 @@ fn first_gpu(options: &Options, reporter: &Reporter) -> Option<Box<dyn Backend>>
             Err(error) => reporter.note(&format!("CUDA is not used: {error}")),
         }
     }
-    if options.expert_budget.is_limit() {
-        // Only CUDA and the CPU have a cache of experts.
-        return None;
-    }
     match Wgpu::open_fast() {
         Ok(wgpu) => {
             let backend = limited(wgpu?, options);
+            if options.expert_budget.is_limit() {
+                let name = backend.name();
+                reporter.note(&format!("{name} has no cache of experts; running on the CPU"));
+                return None;
+            }
             reporter.note(&format!("running on {}; device `cpu` selects the CPU", backend.name()));
             Some(backend)
         }

@@ -48,6 +48,16 @@ fn devices_have_a_bandwidth() {
     }
 }
 
+#[test]
+fn devices_in_json_have_numbers() {
+    let devices = Place::new().text(&["devices", "--json"]);
+    let devices: serde_json::Value = serde_json::from_str(&devices).unwrap();
+    assert_eq!(devices[0]["device"], "cpu");
+    for field in ["total_bytes", "free_bytes", "bandwidth_bytes_per_second"] {
+        assert!(devices[0][field].as_f64().unwrap() > 1e6, "{devices:#}");
+    }
+}
+
 /// Mesa complains of sessions without a folder for Wayland, which those of servers are.
 #[test]
 fn drivers_that_are_looked_for_are_quiet() {
