@@ -38,12 +38,14 @@ enum Chip {
 }
 
 /// Models whose bits are compared with and without rewrites of the plan.
-const SYNTHETIC: [(Size, &str, &str); 6] = [
+const SYNTHETIC: [(Size, &str, &str); 8] = [
     (Size::Small, "Q4_K", "small-q4_k.gguf"),
     (Size::Small, "IQ4_XS", "small-iq4_xs.gguf"),
     (Size::Small, "S24_Q8_0", "small-s24_q8_0.gguf"),
     (Size::SmallMoe, "MXFP4", "small-moe-mxfp4.gguf"),
     (Size::SmallHybrid, "Q8_0", "small-hybrid-q8_0.gguf"),
+    (Size::SmallGranite, "Q4_K", "small-granite-q4_k.gguf"),
+    (Size::SmallNemotron, "Q8_0", "small-nemotron-q8_0.gguf"),
     (Size::SmallDelta, "Q4_K", "small-delta-q4_k.gguf"),
 ];
 /// The model, of those, whose persistent kernel loses a result, so that its watchdog has to end it.

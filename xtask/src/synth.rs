@@ -7,6 +7,7 @@ mod metadata;
 mod pruned;
 mod routed;
 mod shape;
+mod size;
 mod tokenizer;
 
 use std::cell::Cell;
@@ -20,8 +21,8 @@ use bodkin_gguf::{Format, Writer};
 use blocks::Blocks;
 use pruned::PrunedRows;
 use routed::Routed;
-pub(crate) use shape::Size;
 use shape::{Fill, Shape};
+pub(crate) use size::Size;
 
 /// What to make.
 #[derive(clap::Args)]

@@ -2,7 +2,7 @@
 
 use bodkin_gguf::{Array, Metadata, Value};
 
-use super::shape::{Kind, Shape, TAPS};
+use super::shape::{Kind, Mixer, Shape, SharingExperts, TAPS};
 use super::tokenizer;
 
 /// The number of routing by sigmoids in metadata.
@@ -17,6 +17,7 @@ impl Shape {
             Kind::Dense => "llama",
             Kind::Experts { .. } => "qwen3moe",
             Kind::Hybrid { .. } => "granitehybrid",
+            Kind::Blocks { .. } => "nemotron_h_moe",
             Kind::Delta { .. } => "qwen35",
             Kind::Gemma { .. } => "gemma4",
             Kind::SharedExpert { .. } => "glm4moe",
@@ -80,16 +81,12 @@ impl Shape {
                 set("rope.freq_base_swa", Value::F32(10_000.0));
                 set("final_logit_softcapping", Value::F32(30.0));
             }
-            Kind::Hybrid { inner, heads, state, .. } => {
-                let kv_heads = |i| if self.has_attention(i) { self.kv_heads as i32 } else { 0 };
-                let kv_heads = (0..self.layers).map(kv_heads).collect();
-                set("attention.head_count_kv", Value::Array(Array::I32(kv_heads)));
-                set("ssm.conv_kernel", Value::U32(TAPS));
-                set("ssm.state_size", Value::U32(state));
-                set("ssm.group_count", Value::U32(1));
-                set("ssm.inner_size", Value::U32(inner));
-                set("ssm.time_step_rank", Value::U32(heads));
-                set("rope.scaling.finetuned", Value::Bool(false));
+            Kind::Blocks { mixer, experts, .. } => self.insert_blocks(mixer, experts, set),
+            Kind::Hybrid { mixer, experts, .. } => {
+                self.insert_mixer(mixer, set);
+                if let Some(experts) = experts {
+                    self.insert_sharing_experts(experts, set);
+                }
                 for key in ["embedding_scale", "residual_scale", "logit_scale"] {
                     set(key, Value::F32(1.0));
                 }
@@ -110,6 +107,42 @@ impl Shape {
                 set("ssm.inner_size", Value::U32(value_heads * state));
             }
         }
+    }
+
+    /// What a Nemotron has.
+    fn insert_blocks(
+        &self,
+        mixer: Mixer,
+        experts: SharingExperts,
+        set: &mut dyn FnMut(&str, Value),
+    ) {
+        let hidden = |i| if self.has_experts(i) { experts.hidden as i32 } else { 0 };
+        let hidden = (0..self.layers).map(hidden).collect();
+        set("feed_forward_length", Value::Array(Array::I32(hidden)));
+        self.insert_mixer(mixer, set);
+        self.insert_sharing_experts(experts, set);
+        set("expert_shared_count", Value::U32(1));
+        set("expert_weights_norm", Value::Bool(true));
+        set("expert_weights_scale", Value::F32(2.5));
+        set("expert_group_count", Value::U32(1));
+        set("expert_group_used_count", Value::U32(1));
+    }
+
+    fn insert_mixer(&self, mixer: Mixer, set: &mut dyn FnMut(&str, Value)) {
+        let kv_heads = |i| if self.has_attention(i) { self.kv_heads as i32 } else { 0 };
+        let kv_heads = (0..self.layers).map(kv_heads).collect();
+        set("attention.head_count_kv", Value::Array(Array::I32(kv_heads)));
+        set("ssm.conv_kernel", Value::U32(TAPS));
+        set("ssm.state_size", Value::U32(mixer.state));
+        set("ssm.group_count", Value::U32(mixer.groups));
+        set("ssm.inner_size", Value::U32(mixer.inner));
+        set("ssm.time_step_rank", Value::U32(mixer.heads));
+        set("rope.scaling.finetuned", Value::Bool(false));
+    }
+
+    fn insert_sharing_experts(&self, experts: SharingExperts, set: &mut dyn FnMut(&str, Value)) {
+        self.insert_experts(experts.count, experts.used, experts.hidden, set);
+        set("expert_shared_feed_forward_length", Value::U32(experts.shared));
     }
 
     fn insert_experts(&self, count: u32, used: u32, hidden: u32, set: &mut dyn FnMut(&str, Value)) {

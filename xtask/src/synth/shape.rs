@@ -1,55 +1,5 @@
 //! The shapes that synthetic models have: what a shape's numbers mean as tensors.
 
-/// Which model the shape is that of.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub(crate) enum Size {
-    /// For tests: a megabyte or two.
-    Tiny,
-    /// Not much more, with all that the persistent kernels for NVIDIA devices need.
-    Small,
-    /// The same with experts.
-    SmallMoe,
-    /// The same with Mamba 2 in half of the layers.
-    SmallHybrid,
-    /// The same with Gated DeltaNet in half of the layers.
-    SmallDelta,
-    /// That of Llama 3.2 1B.
-    #[value(name = "1b")]
-    OneB,
-    /// That of Qwen 2.5 1.5B, as a Llama: without biases.
-    #[value(name = "1.5b")]
-    OneAndHalfB,
-    /// That of Llama 3.1 8B.
-    #[value(name = "8b")]
-    EightB,
-    /// That of Llama 3.1 70B.
-    #[value(name = "70b")]
-    SeventyB,
-    /// A small Qwen 3 with experts: 1.7 billion weights, of which a token reads a fifth.
-    Moe,
-    /// Four layers with experts like those of Nemotron 3 Nano: 128, of which a token uses six.
-    Nano,
-    /// That of Granite 4.0 H 1B: attention in 4 of 40 layers, Mamba 2 in the others.
-    Hybrid,
-    /// That of Qwen 3.5 4B: attention in 8 of 32 layers, Gated DeltaNet in the others.
-    Delta,
-    /// That of Gemma 4 E4B: an input of its own for each layer, sliding windows in five of six
-    /// layers, and 18 of 42 layers that share the keys and values of earlier ones.
-    Gemma4,
-    /// Ten layers of Qwen 3 30B-A3B, with a smaller vocabulary: 128 experts, of which a token uses
-    /// eight.
-    A3b,
-    /// Qwen 3 30B-A3B with all layers and tokens.
-    #[value(name = "30b-a3b")]
-    WholeA3b,
-    /// GPT-OSS 120B: 128 experts, of which a token uses four.
-    #[value(name = "gpt-oss-120b")]
-    GptOss,
-    /// Three layers of GLM 4.5 Air, the first without experts, with a smaller vocabulary: a shared
-    /// expert and 128 others, of which a token uses eight.
-    GlmMoe,
-}
-
 /// The numbers that make up a model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
@@ -73,8 +23,11 @@ pub(super) enum Kind {
     Dense,
     /// Of the experts in every layer, a token chooses some: a Qwen 3 with experts.
     Experts { count: u32, used: u32 },
-    /// Only every so manieth layer has attention: a Granite 4.
-    Hybrid { every: u32, inner: u32, heads: u32, state: u32 },
+    /// Only every so manieth layer has attention, the others Mamba 2: a Granite 4, with experts or
+    /// without.
+    Hybrid { every: u32, mixer: Mixer, experts: Option<SharingExperts> },
+    /// Each layer is one thing: `M` a mixer, `E` experts, `*` attention. A Nemotron 3.
+    Blocks { layers: &'static str, mixer: Mixer, experts: SharingExperts },
     /// Each `every`-th layer has attention: a Qwen 3.5.
     Delta { every: u32, key_heads: u32, value_heads: u32, state: u32 },
     /// Each `every`-th layer attends to all positions, with heads of `global_dim`, the others to a
@@ -85,6 +38,24 @@ pub(super) enum Kind {
     Sinks { count: u32, used: u32, window: u32 },
     /// Experts of width `hidden` and a shared one in every layer but the first: a GLM 4.5.
     SharedExpert { count: u32, used: u32, hidden: u32 },
+}
+
+/// A Mamba 2 mixer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mixer {
+    pub(super) inner: u32,
+    pub(super) heads: u32,
+    pub(super) groups: u32,
+    pub(super) state: u32,
+}
+
+/// Experts of a layer, of which a token chooses some, beside a shared one of another width.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SharingExperts {
+    pub(super) count: u32,
+    pub(super) used: u32,
+    pub(super) hidden: u32,
+    pub(super) shared: u32,
 }
 
 /// Taps of a hybrid's convolutions.
@@ -113,194 +84,6 @@ pub(super) enum Fill {
     Constant(f32),
 }
 
-impl Size {
-    pub(super) fn shape(self) -> Shape {
-        let one_b = Shape {
-            layers: 16,
-            width: 2048,
-            hidden: 8192,
-            heads: 32,
-            kv_heads: 8,
-            head_dim: 64,
-            vocabulary: 128_256,
-            tied: true,
-            kind: Kind::Dense,
-        };
-        let tiny = Shape {
-            layers: 2,
-            width: 256,
-            hidden: 512,
-            heads: 8,
-            kv_heads: 4,
-            head_dim: 32,
-            vocabulary: 512,
-            tied: false,
-            ..one_b
-        };
-        let small = Shape { heads: 4, kv_heads: 2, head_dim: 64, vocabulary: 8192, ..tiny };
-        match self {
-            Size::Tiny => tiny,
-            Size::Small => small,
-            Size::SmallMoe => Shape { kind: Kind::Experts { count: 16, used: 4 }, ..small },
-            Size::SmallHybrid => {
-                Shape { kind: Kind::Hybrid { every: 2, inner: 512, heads: 8, state: 32 }, ..small }
-            }
-            Size::SmallDelta => Shape {
-                head_dim: 256,
-                kind: Kind::Delta { every: 2, key_heads: 2, value_heads: 4, state: 64 },
-                ..small
-            },
-            Size::OneB => one_b,
-            Size::OneAndHalfB => qwen2(one_b),
-            Size::EightB => Shape {
-                layers: 32,
-                width: 4096,
-                hidden: 14_336,
-                head_dim: 128,
-                tied: false,
-                ..one_b
-            },
-            Size::SeventyB => {
-                Shape { layers: 80, width: 8192, hidden: 28_672, heads: 64, ..Size::EightB.shape() }
-            }
-            Size::Moe => Shape {
-                width: 1024,
-                hidden: 512,
-                heads: 16,
-                kv_heads: 4,
-                kind: Kind::Experts { count: 64, used: 8 },
-                vocabulary: 32_768,
-                ..one_b
-            },
-            Size::Nano => nemotron(one_b),
-            Size::Hybrid => granite(one_b),
-            Size::Delta => qwen35(one_b),
-            Size::Gemma4 => gemma4(one_b),
-            Size::A3b => qwen3_moe(one_b),
-            Size::WholeA3b => Shape { layers: 48, vocabulary: 151_936, ..qwen3_moe(one_b) },
-            Size::GptOss => gpt_oss(one_b),
-            Size::GlmMoe => glm(one_b),
-        }
-    }
-}
-
-/// Qwen 2.5 1.5B, without biases.
-fn qwen2(one_b: Shape) -> Shape {
-    Shape {
-        layers: 28,
-        width: 1536,
-        hidden: 8960,
-        heads: 12,
-        kv_heads: 2,
-        head_dim: 128,
-        vocabulary: 151_936,
-        ..one_b
-    }
-}
-
-/// Four layers with experts like those of Nemotron 3 Nano.
-fn nemotron(one_b: Shape) -> Shape {
-    Shape {
-        layers: 4,
-        width: 2688,
-        hidden: 1856,
-        heads: 32,
-        kv_heads: 2,
-        head_dim: 128,
-        kind: Kind::Experts { count: 128, used: 6 },
-        vocabulary: 32_768,
-        ..one_b
-    }
-}
-
-/// Granite 4.0 H 1B.
-fn granite(one_b: Shape) -> Shape {
-    Shape {
-        layers: 40,
-        width: 1536,
-        hidden: 4096,
-        heads: 12,
-        kv_heads: 4,
-        head_dim: 128,
-        vocabulary: 100_352,
-        kind: Kind::Hybrid { every: 10, inner: 3072, heads: 48, state: 128 },
-        ..one_b
-    }
-}
-
-/// Qwen 3.5 4B.
-fn qwen35(one_b: Shape) -> Shape {
-    Shape {
-        layers: 32,
-        width: 2560,
-        hidden: 9216,
-        heads: 16,
-        kv_heads: 4,
-        head_dim: 256,
-        vocabulary: 248_320,
-        kind: Kind::Delta { every: 4, key_heads: 16, value_heads: 32, state: 128 },
-        ..one_b
-    }
-}
-
-/// Gemma 4 E4B.
-fn gemma4(one_b: Shape) -> Shape {
-    Shape {
-        layers: 42,
-        width: 2560,
-        hidden: 10_240,
-        heads: 8,
-        kv_heads: 2,
-        head_dim: 256,
-        vocabulary: 262_144,
-        kind: Kind::Gemma { every: 6, global_dim: 512, window: 512, shared: 18, input: 256 },
-        ..one_b
-    }
-}
-
-/// Qwen 3 30B-A3B, but for the numbers of layers and of tokens.
-fn qwen3_moe(one_b: Shape) -> Shape {
-    Shape {
-        layers: 10,
-        hidden: 768,
-        kv_heads: 4,
-        head_dim: 128,
-        vocabulary: 32_768,
-        tied: false,
-        kind: Kind::Experts { count: 128, used: 8 },
-        ..one_b
-    }
-}
-
-/// GPT-OSS 120B.
-fn gpt_oss(one_b: Shape) -> Shape {
-    Shape {
-        layers: 36,
-        width: 2880,
-        hidden: 2880,
-        heads: 64,
-        vocabulary: 201_088,
-        tied: false,
-        kind: Kind::Sinks { count: 128, used: 4, window: 128 },
-        ..one_b
-    }
-}
-
-/// GLM 4.5 Air, but for the numbers of layers and of tokens.
-fn glm(one_b: Shape) -> Shape {
-    Shape {
-        layers: 3,
-        width: 4096,
-        hidden: 10_944,
-        heads: 96,
-        head_dim: 128,
-        vocabulary: 32_768,
-        tied: false,
-        kind: Kind::SharedExpert { count: 128, used: 8, hidden: 1408 },
-        ..one_b
-    }
-}
-
 impl Shape {
     /// All tensors, in the file's order.
     pub(super) fn tensors(&self) -> Vec<Tensor> {
@@ -310,8 +93,13 @@ impl Shape {
         for layer in 0..self.layers {
             let mut block = vec![vector("attn_norm", self.width)];
             match self.kind {
-                Kind::Hybrid { inner, heads, state, .. } if !self.has_attention(layer) => {
-                    block.extend(self.mixer(inner, heads, state));
+                Kind::Blocks { experts, .. } if self.has_experts(layer) => {
+                    block.extend(self.sharing_experts(experts));
+                }
+                Kind::Hybrid { mixer, .. } | Kind::Blocks { mixer, .. }
+                    if !self.has_attention(layer) =>
+                {
+                    block.extend(self.mixer(mixer));
                 }
                 Kind::Delta { key_heads, value_heads, state, .. } if !self.has_attention(layer) => {
                     block.extend(self.delta_net(key_heads, value_heads, state));
@@ -324,8 +112,10 @@ impl Shape {
                 }
                 _ => "ffn_norm",
             };
-            block.push(vector(norm, self.width));
-            block.extend(self.feed_forward(layer));
+            if !matches!(self.kind, Kind::Blocks { .. }) {
+                block.push(vector(norm, self.width));
+                block.extend(self.feed_forward(layer));
+            }
             block.extend(self.layer_input());
             let prefix = format!("blk.{layer}.");
             tensors
@@ -342,7 +132,16 @@ impl Shape {
         match self.kind {
             Kind::Hybrid { every, .. } => layer % every == every / 2,
             Kind::Delta { every, .. } => (layer + 1).is_multiple_of(every),
+            Kind::Blocks { layers, .. } => layers.as_bytes()[layer as usize] == b'*',
             _ => true,
+        }
+    }
+
+    /// Whether a layer of a Nemotron has experts.
+    pub(super) fn has_experts(&self, layer: u32) -> bool {
+        match self.kind {
+            Kind::Blocks { layers, .. } => layers.as_bytes()[layer as usize] == b'E',
+            _ => false,
         }
     }
 
@@ -387,8 +186,8 @@ impl Shape {
         tensors
     }
 
-    fn mixer(&self, inner: u32, heads: u32, state: u32) -> Vec<Tensor> {
-        let channels = inner + 2 * state;
+    fn mixer(&self, Mixer { inner, heads, groups, state }: Mixer) -> Vec<Tensor> {
+        let channels = inner + 2 * groups * state;
         vec![
             matrix("ssm_in", &[self.width, inner + channels + heads]),
             constant("ssm_conv1d.weight", &[TAPS, channels], 1.0 / TAPS as f32),
@@ -396,7 +195,7 @@ impl Shape {
             constant("ssm_dt.bias", &[heads], -2.0),
             constant("ssm_a", &[1, heads], -1.0),
             constant("ssm_d", &[1, heads], 1.0),
-            constant("ssm_norm.weight", &[inner, 1], 1.0),
+            constant("ssm_norm.weight", &[inner / groups, groups], 1.0),
             matrix("ssm_out", &[inner, self.width]),
         ]
     }
@@ -422,6 +221,7 @@ impl Shape {
         let (count, hidden) = match self.kind {
             Kind::Experts { count, .. } | Kind::Sinks { count, .. } => (count, self.hidden),
             Kind::SharedExpert { count, hidden, .. } if layer > 0 => (count, hidden),
+            Kind::Hybrid { experts: Some(experts), .. } => return self.sharing_experts(experts),
             _ => return self.gated("", self.hidden).into(),
         };
         let mut tensors = vec![
@@ -443,6 +243,26 @@ impl Shape {
                 }),
             );
         }
+        tensors
+    }
+
+    /// Experts beside a shared one. Those of a Nemotron have no gates and a bias of the choice.
+    fn sharing_experts(&self, experts: SharingExperts) -> Vec<Tensor> {
+        let (width, SharingExperts { count, hidden, shared, .. }) = (self.width, experts);
+        let mut tensors = vec![
+            tensor("ffn_gate_inp.weight", &[width, count], Fill::Precise),
+            matrix("ffn_up_exps", &[width, hidden, count]),
+            matrix("ffn_down_exps", &[hidden, width, count]),
+            matrix("ffn_up_shexp", &[width, shared]),
+            matrix("ffn_down_shexp", &[shared, width]),
+        ];
+        tensors.extend(match self.kind {
+            Kind::Blocks { .. } => vec![constant("exp_probs_b.bias", &[count], 0.0)],
+            _ => vec![
+                matrix("ffn_gate_exps", &[width, hidden, count]),
+                matrix("ffn_gate_shexp", &[width, shared]),
+            ],
+        });
         tensors
     }
 

@@ -8,7 +8,7 @@ use bodkin_engine::Tokenizer;
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
-use super::shape::{Kind, Tensor};
+use super::shape::{Kind, Mixer, SharingExperts, Tensor};
 use super::*;
 
 fn tiny(format: &str, seed: u64) -> File {
@@ -56,7 +56,8 @@ fn tiny_models_run() {
 fn experts_hybrids_and_shared_layers_run() {
     let experts =
         Shape { width: 256, hidden: 256, layers: 2, vocabulary: 512, ..Size::Moe.shape() };
-    let kind = Kind::Hybrid { every: 3, inner: 512, heads: 8, state: 32 };
+    let mixer = Mixer { inner: 512, heads: 8, groups: 1, state: 32 };
+    let kind = Kind::Hybrid { every: 3, mixer, experts: None };
     let hybrid = Shape { kind, layers: 3, vocabulary: 512, ..Size::Hybrid.shape() };
     let hybrid = Shape { width: 256, hidden: 512, heads: 4, kv_heads: 2, head_dim: 64, ..hybrid };
     let kind = Kind::Delta { every: 3, key_heads: 2, value_heads: 4, state: 64 };
@@ -68,7 +69,15 @@ fn experts_hybrids_and_shared_layers_run() {
     let shared = Shape { kind, ..hybrid };
     let kind = Kind::Sinks { count: 8, used: 2, window: 4 };
     let sinks = Shape { kind, ..hybrid };
+    let few = SharingExperts { count: 8, used: 2, hidden: 96, shared: 256 };
+    let kind = Kind::Hybrid { every: 3, mixer, experts: Some(few) };
+    let granite = Shape { kind, ..hybrid };
+    let mixer = Mixer { groups: 2, ..mixer };
+    let kind = Kind::Blocks { layers: "ME*", mixer, experts: few };
+    let nemotron = Shape { kind, ..hybrid };
     for (shape, ops) in [
+        (granite, ["scan", "expert_sum"]),
+        (nemotron, ["scan", "expert_sum"]),
         (sinks, ["route", "attention"]),
         (gemma, ["attention", "softcap"]),
         (shared, ["route", "expert_sum"]),
@@ -141,6 +150,8 @@ fn large_shapes_are_those_of_the_models() {
     assert_eq!(parameters(Size::Gemma4.shape()), 7_463_013_674);
     assert_eq!(parameters(Size::WholeA3b.shape()), 30_532_122_624);
     assert_eq!(parameters(Size::GptOss.shape()), 116_829_156_672);
+    assert_eq!(parameters(Size::Nemotron.shape()), 31_577_940_288);
+    assert_eq!(parameters(Size::Granite.shape()), 6_939_037_248);
 }
 
 #[test]
