@@ -60,6 +60,12 @@ pub enum Error {
         /// The size of the file, in bytes.
         actual: u64,
     },
+    /// Another process has written to the file.
+    #[error("{}: written to by another process since it was opened", file.display())]
+    Changed {
+        /// The file as it was named by the caller.
+        file: PathBuf,
+    },
     /// The file contradicts the format or itself.
     #[error("{}: {item}: expected {expected}, found {found}", file.display())]
     Invalid {

@@ -184,13 +184,14 @@ impl File {
         }
     }
 
-    /// Fails if another process has truncated a mapped part since it was opened.
+    /// Fails if another process has truncated a mapped part, or has written to it, since it was
+    /// opened.
     ///
     /// # Errors
-    /// [`Error::Truncated`], or an I/O error of the operating system.
-    pub fn check_not_truncated(&self) -> Result<()> {
+    /// [`Error::Truncated`], [`Error::Changed`], or an I/O error of the operating system.
+    pub fn check_unchanged(&self) -> Result<()> {
         self.shards.iter().try_for_each(|bytes| match bytes {
-            Bytes::Mapped(map) => map.check_len(),
+            Bytes::Mapped(map) => map.check_unchanged(),
             Bytes::Owned(_) | Bytes::Derived(_) => Ok(()),
         })
     }

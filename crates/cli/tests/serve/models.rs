@@ -220,6 +220,23 @@ fn a_truncated_file_fails_requests_until_it_is_whole_again() {
     assert_eq!(statuses(&server), ["loaded"]);
 }
 
+#[test]
+fn a_file_that_is_written_to_fails_a_request_and_is_loaded_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("written.gguf");
+    fs::copy(kit("llama.gguf"), &path).unwrap();
+    let server = Server::of(&path, &["--ctx-size", "256"]);
+    assert_eq!(complete(&server, "written"), 200);
+    // Clocks of file systems are coarse.
+    std::thread::sleep(Duration::from_millis(50));
+    fs::copy(kit("llama.gguf"), &path).unwrap();
+    let body = json!({ "model": "written", "prompt": [5, 6], "max_tokens": 2 });
+    let response = server.post("/v1/completions", &body);
+    assert_eq!(response.status, 500, "{response:?}");
+    assert!(response.json()["error"].to_string().contains("another process"), "{response:?}");
+    assert_eq!(complete(&server, "written"), 200);
+}
+
 /// A router sends no request to a server whose `/health` is 503.
 #[test]
 fn a_failed_model_is_loaded_again_without_a_request() {

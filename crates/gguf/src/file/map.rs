@@ -6,6 +6,7 @@
 use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use memmap2::Mmap;
 
@@ -16,6 +17,8 @@ use crate::error::{Error, Result};
 pub(super) struct Map {
     bytes: Mmap,
     file: fs::File,
+    /// When the file was written, if the system says.
+    modified: Option<SystemTime>,
     path: PathBuf,
     #[cfg(unix)]
     registration: &'static truncation::Registration,
@@ -38,7 +41,9 @@ impl Map {
         // both are the price of not copying gigabytes.
         let bytes = unsafe { Mmap::map(&file) };
         let bytes = bytes.map_err(|source| Error::io(path, "map", source))?;
+        let metadata = file.metadata().map_err(|source| Error::io(path, "read", source))?;
         Ok(Map {
+            modified: metadata.modified().ok(),
             #[cfg(unix)]
             registration: truncation::register(&bytes, path),
             bytes,
@@ -47,16 +52,19 @@ impl Map {
         })
     }
 
-    /// Fails if the file is now shorter than its map, which it is read through.
-    pub(super) fn check_len(&self) -> Result<()> {
+    /// Fails if the file is now shorter than its map, which it is read through, or was written to.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
         let metadata = self.file.metadata();
-        let actual = metadata.map_err(|source| Error::io(&self.path, "read", source))?.len();
-        let expected = self.bytes.len() as u64;
-        if actual >= expected {
-            return Ok(());
+        let metadata = metadata.map_err(|source| Error::io(&self.path, "read", source))?;
+        let (expected, actual) = (self.bytes.len() as u64, metadata.len());
+        if actual < expected {
+            let item = "the file as it was opened".to_owned();
+            return Err(Error::Truncated { file: self.path.clone(), item, expected, actual });
         }
-        let item = "the file as it was opened".to_owned();
-        Err(Error::Truncated { file: self.path.clone(), item, expected, actual })
+        if metadata.modified().ok() != self.modified {
+            return Err(Error::Changed { file: self.path.clone() });
+        }
+        Ok(())
     }
 
     /// Tells the system that the pages of the range will be read soon.

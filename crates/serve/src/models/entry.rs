@@ -415,7 +415,7 @@ fn add<T: Copy + Default + AddAssign>(sums: &mut Vec<T>, numbers: &[T]) {
 impl Loaded {
     /// Why the engine answers no more requests.
     fn failure(&self) -> Option<String> {
-        if let Some(Err(error)) = self.mapped.as_ref().map(|file| file.check_not_truncated()) {
+        if let Some(Err(error)) = self.mapped.as_ref().map(|file| file.check_unchanged()) {
             return Some(error.to_string());
         }
         match &self.kind {
