@@ -47,8 +47,8 @@ pub enum Sparse {
 pub const MAX_THREADS: usize = 1024;
 
 impl Cpu {
-    /// All cores of the fastest kind, or `threads` of them, with the detected instruction set or the
-    /// one that the environment variable `BODKIN_CPU` names.
+    /// All cores of the fastest kind, or `threads` of them, with the detected instruction set or
+    /// the one that the environment variable `BODKIN_CPU` names.
     pub fn new(threads: Option<usize>) -> Result<Cpu> {
         let threads = threads.unwrap_or_else(equal_cores);
         if threads == 0 || threads > MAX_THREADS {

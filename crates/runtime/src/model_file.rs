@@ -413,15 +413,14 @@ impl ModelFile {
     /// Says where the experts are if they do not all have room.
     fn note_experts(&self, memory: &Memory) {
         let cached = human_bytes(memory.cached_expert_bytes);
-        let fewest = if memory.expert_slots == Some(1) { " (the fewest)" } else { "" };
         match (memory.expert_slots, memory.host_bytes) {
             (None, _) => {}
             (Some(slots), 0) => self.reporter.note(&format!(
-                "experts: {cached} in memory, {slots} of each layer{fewest}; the others are read \
-                 from the file when they are needed"
+                "experts: {cached} in memory, {slots} of each layer, which needs at least 1; the \
+                 others are read from the file when they are needed"
             )),
             (Some(_), host) => self.reporter.note(&format!(
-                "experts: {} in memory of the host, {cached} of them{fewest} also on the device",
+                "experts: {} in memory of the host, {cached} of them also on the device",
                 human_bytes(host),
             )),
         }
