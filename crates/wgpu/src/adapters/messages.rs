@@ -4,28 +4,31 @@
 /// Runs `work`, and then prints what it wrote to the standard error, without such messages.
 #[cfg(unix)]
 pub(crate) fn filter<T>(work: impl FnOnce() -> T) -> T {
-    use std::io::{BufRead, BufReader, Write, pipe, stderr};
+    use std::io::{Read, Seek, Write, stderr};
     use std::os::fd::AsFd;
-    use std::thread;
+    use std::sync::{Mutex, PoisonError};
 
     use nix::unistd::dup2_stderr;
 
-    let (Ok(terminal), Ok((reader, writer))) = (stderr().as_fd().try_clone_to_owned(), pipe())
+    // Of two that run at once, the second would set the standard error back to the file of the
+    // first.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let (Ok(terminal), Ok(mut file)) =
+        (stderr().as_fd().try_clone_to_owned(), tempfile::tempfile())
     else {
         return work();
     };
-    if dup2_stderr(writer).is_err() {
+    if dup2_stderr(&file).is_err() {
         return work();
     }
-    // The pipe has an end when nothing has it as its standard error.
-    let lines =
-        thread::spawn(|| BufReader::new(reader).split(b'\n').map_while(Result::ok).collect());
     let result = work();
     let _ = dup2_stderr(terminal);
-    let lines: Vec<Vec<u8>> = lines.join().unwrap_or_default();
-    for line in lines.iter().filter(|line| !is_noise(line)) {
-        let _ = stderr().write_all(&[line, &b"\n"[..]].concat());
-    }
+    let mut text = Vec::new();
+    // What cannot be read is not printed.
+    let _ = file.rewind().and_then(|()| file.read_to_end(&mut text));
+    let lines = text.split_inclusive(|&byte| byte == b'\n').filter(|line| !is_noise(line));
+    let _ = stderr().write_all(&lines.collect::<Vec<_>>().concat());
     result
 }
 
