@@ -1,7 +1,8 @@
 //! One adapter: its device, its queue, the compiled kernels, and what went wrong on it.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::thread;
 
 use bodkin_backend::{Error, Result};
 use pollster::block_on;
@@ -32,7 +33,8 @@ pub(crate) struct Gpu {
     pub(crate) arithmetic: Arithmetic,
     /// The layout of the bind group with the data of a step.
     pub(crate) batch_layout: wgpu::BindGroupLayout,
-    kernels: Mutex<HashMap<Kernel, Arc<Compiled>>>,
+    /// Each kernel is compiled once, without keeping the others waiting.
+    kernels: Mutex<HashMap<Kernel, Arc<OnceLock<Arc<Compiled>>>>>,
     /// The first error that the device reported.
     failure: Arc<OnceLock<String>>,
 }
@@ -127,7 +129,26 @@ impl Gpu {
     /// The compiled kernel; compiles it at its first use.
     pub(crate) fn kernel(&self, kernel: Kernel) -> Arc<Compiled> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(kernels.entry(kernel).or_insert_with(|| Arc::new(self.compile(kernel))))
+        let compiled = Arc::clone(kernels.entry(kernel).or_default());
+        drop(kernels);
+        Arc::clone(compiled.get_or_init(|| Arc::new(self.compile(kernel))))
+    }
+
+    /// Compiles those of the kernels that are not compiled yet, on all cores.
+    pub(crate) fn compile_all(&self, kernels: impl IntoIterator<Item = Kernel>) {
+        let kernels: HashSet<Kernel> = kernels.into_iter().collect();
+        let left = Mutex::new(kernels.into_iter());
+        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    while let Some(kernel) = next() {
+                        self.kernel(kernel);
+                    }
+                });
+            }
+        });
     }
 
     fn compile(&self, kernel: Kernel) -> Compiled {
@@ -235,16 +256,16 @@ impl Gpu {
         read: impl FnOnce(&[u8]),
     ) -> Result<()> {
         let slice = staging.slice(..bytes.next_multiple_of(4));
-        let mapped = Arc::new(OnceLock::new());
-        let result = Arc::clone(&mapped);
+        let (sender, mapped) = mpsc::channel();
         slice.map_async(wgpu::MapMode::Read, move |done| {
-            let _ = result.set(done);
+            let _ = sender.send(done);
         });
         self.wait(submission)?;
-        match mapped.get() {
-            Some(Ok(())) => {}
-            Some(Err(error)) => return Err(self.error(&error.to_string())),
-            None => return Err(self.error("a buffer was not mapped")),
+        // Another thread that waits for this device may be the one that calls back.
+        match mapped.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(self.error(&error.to_string())),
+            Err(_) => return Err(self.error("a buffer was not mapped")),
         }
         let view = slice.get_mapped_range().map_err(|error| self.error(&error.to_string()))?;
         read(&view[..bytes as usize]);

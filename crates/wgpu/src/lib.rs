@@ -33,7 +33,8 @@ use bodkin_model::Plan;
 
 use gpu::Gpu;
 
-/// A GPU that Vulkan, Metal or DX12 drives.
+/// A GPU that Vulkan, Metal or DX12 drives. Clones share its compiled kernels.
+#[derive(Clone)]
 pub struct Wgpu {
     gpu: Arc<Gpu>,
     kv_type: KvType,

@@ -118,6 +118,7 @@ impl WgpuModel {
             BufferId::Concatenated(ids) => weights::concatenated(gpu, &plan, file, ids),
             id => Ok(buffers.get(id).clone()),
         };
+        gpu.compile_all(program.dispatches.iter().map(|dispatch| dispatch.kernel));
         let params = dispatch::params(gpu, &program)?;
         let ready = program.dispatches.iter().enumerate();
         let ready = ready.map(|(i, dispatch)| dispatch::ready(gpu, dispatch, (&params, i), &find));

@@ -2,6 +2,8 @@
 //! takes most of an hour for the whole suite (`cargo xtask conformance --wgpu`): here are cases of
 //! every kernel but those of cooperative matrices, which it does not have.
 
+use std::sync::LazyLock;
+
 use bodkin_backend::KvType;
 use bodkin_conformance as conformance;
 use bodkin_wgpu::Wgpu;
@@ -40,8 +42,11 @@ const FUSED_CASES: [&str; 3] = ["decoder F16", "decoder mixed", "wide decoder"];
 /// Of recurrent state.
 const STATE_CASES: [&str; 3] = ["conv", "scan", "delta"];
 
+/// All tests share its kernels, which take software longer to compile than to run.
 fn open() -> Wgpu {
-    Wgpu::open(0).unwrap_or_else(|error| panic!("{error}"))
+    static GPU: LazyLock<Wgpu> =
+        LazyLock::new(|| Wgpu::open(0).unwrap_or_else(|error| panic!("{error}")));
+    GPU.clone()
 }
 
 /// Whether the name of a case contains one of these.
