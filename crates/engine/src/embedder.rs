@@ -18,7 +18,7 @@ use crate::embed::{TextBatch, check_texts, longest_text};
 use crate::error::{Error, Result};
 use crate::events::Canceller;
 use crate::shared_prefix::{Group, RecentTexts, group};
-use crate::stats::{Stats, Status};
+use crate::stats::{Stats, Status, WeightReads};
 use crate::worker::panic_text;
 
 /// The texts among which the worker looks for those that fill a step: a large step of short ones.
@@ -72,6 +72,7 @@ impl Embedder {
         let (width, vocabulary) = (plan.output_width(), plan.vocabulary);
         let status = Arc::new(Status::new());
         let worker = Worker {
+            weight_reads: WeightReads::of(model.plan()),
             model,
             batch,
             requests: VecDeque::new(),
@@ -238,6 +239,7 @@ struct Worker {
     /// The most requests that have texts in the window.
     parallel: usize,
     status: Arc<Status>,
+    weight_reads: WeightReads,
 }
 
 impl Worker {
@@ -378,8 +380,9 @@ impl Worker {
             return Ok(());
         }
         self.status.begin_step();
-        let requests = &mut self.requests;
+        let (requests, mut texts) = (&mut self.requests, 0);
         let result = self.batch.run(self.model.as_mut(), &mut |(of, i), embedding| {
+            texts += 1;
             let request = requests.iter_mut().find(|(id, _)| *id == of);
             let Some((_, request)) = request else { return };
             request.open_texts -= 1;
@@ -398,6 +401,8 @@ impl Worker {
         let mut stats = self.status.stats();
         stats.steps += 1;
         stats.rows += tokens as u64;
+        stats.sequences += texts;
+        stats.weight_bytes += self.weight_reads.step(tokens);
         stats.cached_tokens += cached as u64;
         stats.step_seconds += began.elapsed().as_secs_f64();
         drop(stats);
