@@ -197,13 +197,31 @@ fn web_pages_of_named_origins_may_call() {
         let headers = format!("Content-Type: text/plain\r\nOrigin: {origin}\r\n");
         server.send(&post_head("/completion", body.len(), &headers), body.as_bytes()).status
     };
-    // The requests of a test have `Host: x`.
+    // The requests of a test have `Host: x`, a name that anybody's page could have.
     assert_eq!(post(&server, "http://one.example"), 200);
     assert_eq!((post(&server, "http://x"), post(&server, "http://two.example")), (200, 403));
     assert_eq!(post(&Server::start(&["--cors-origin", "*"]), "http://two.example"), 200);
     let closed = Server::start(&[]);
     assert!(!ask(&closed, "http://one.example"), "off by default");
-    assert_eq!((post(&closed, "http://X"), post(&closed, "null")), (200, 403));
+    assert_eq!((post(&closed, "http://X"), post(&closed, "null")), (403, 403));
+    let own = |host: &str| {
+        let head = format!(
+            "GET /v1/models HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\
+             Connection: close\r\n\r\n"
+        );
+        closed.send(&head, b"").status
+    };
+    assert_eq!((own("127.0.0.1:8080"), own("localhost"), own("evil.example")), (200, 200, 403));
+    // Browsers send a key, and show the time to wait, only if the server says so.
+    let head = "OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: http://one.example\r\n\
+                Access-Control-Request-Method: GET\r\n\
+                Access-Control-Request-Headers: authorization\r\nConnection: close\r\n\r\n";
+    let head = server.send(head, b"").head.to_ascii_lowercase();
+    assert!(head.contains("access-control-allow-headers: authorization"), "{head}");
+    let head = "GET /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: http://one.example\r\n\
+                Connection: close\r\n\r\n";
+    let head = server.send(head, b"").head.to_ascii_lowercase();
+    assert!(head.contains("access-control-expose-headers: retry-after,x-request-id"), "{head}");
 }
 
 #[test]
