@@ -31,6 +31,7 @@ mod stream;
 mod timings;
 
 use std::net::SocketAddr;
+mod write_timeout;
 use std::sync::Arc;
 use std::time::Duration;
 

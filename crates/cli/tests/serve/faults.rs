@@ -103,6 +103,30 @@ fn a_body_that_does_not_arrive_in_time_is_refused() {
     assert_eq!(refused.json()["error"]["message"], "the body took longer than 0.3 s");
     assert_eq!(server.post("/completion", &json!({ "prompt": [5], "n_predict": 1 })).status, 200);
 }
+/// A model is not kept by a client that does not read.
+#[test]
+fn a_client_that_takes_nothing_is_disconnected() {
+    let server = Server::start(&["--ctx-size", "8192", "--write-timeout", "500ms"]);
+    // More than the buffers of a socket hold.
+    let body = json!({ "prompt": [5], "n_predict": 8000, "ignore_eos": true, "n_probs": 100,
+                       "stream": true });
+    let body = body.to_string();
+    let mut deaf = server.connect();
+    deaf.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
+    deaf.write_all(body.as_bytes()).unwrap();
+    let start = Instant::now();
+    while server.metric("bodkin_requests_ended_total") == 0.0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "the client is waited for");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let text = server.get("/metrics").body;
+    assert!(text.contains("reason=\"cancelled\"} 1"), "{text}");
+    server.wait_idle();
+    server.post("/api/generate", &json!({ "keep_alive": 0 }));
+    assert_eq!(server.get("/health").json()["models"][0]["status"], "unloaded");
+    drop(deaf);
+}
+
 
 #[test]
 fn large_bodies_together_have_a_limit() {
