@@ -87,6 +87,7 @@ impl Server {
         let pool = ModelPool::new(&options, reporter);
         let app = Arc::new(App::new(options, pool, keys));
         Ok(Server { listener, app, stop: watch::channel(false) })
+        pool.read_headers();
     }
 
     /// The address that it listens on.
@@ -138,7 +139,9 @@ impl Server {
             };
             match loaded {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(Error::Model(error.message)),
+                Ok(Err(error)) => {
+                    return Err(Error::Model(error.full_message.unwrap_or(error.message)));
+                }
                 Err(_) => return Err(Error::Model("loading the model panicked".to_owned())),
             }
             let result = serve.await;
