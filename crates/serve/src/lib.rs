@@ -22,16 +22,18 @@ mod openai;
 mod openapi;
 mod options;
 mod origins;
+mod prompt;
 mod reasoning;
+mod request_id;
 mod rerank;
 mod router;
 mod sampling;
 mod server;
 mod stream;
 mod timings;
+mod write_timeout;
 
 use std::net::SocketAddr;
-mod write_timeout;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,7 +77,7 @@ impl Server {
     /// If the address, the certificate, the key file or an allowed origin cannot be used, or a
     /// model cannot be found.
     pub fn bind(options: ServerOptions, reporter: Reporter) -> Result<Server, Error> {
-        let keys = ApiKeys::new(&options).map_err(Error::Keys)?;
+        let keys = ApiKeys::new(&options, reporter.clone()).map_err(Error::Keys)?;
         sampling::defaults(&options.defaults, Request::default())
             .map_err(|error| Error::Defaults(error.message))?;
         origins::check(&options.cors_origins)?;
@@ -85,9 +87,9 @@ impl Server {
         }
         let listener = Listener::bind(&options)?;
         let pool = ModelPool::new(&options, reporter);
+        pool.read_headers();
         let app = Arc::new(App::new(options, pool, keys));
         Ok(Server { listener, app, stop: watch::channel(false) })
-        pool.read_headers();
     }
 
     /// The address that it listens on.

@@ -183,7 +183,7 @@ fn keys_are_asked_for_where_they_matter() {
 fn tokens_of_a_key_count_when_its_client_goes_away() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys");
-    std::fs::write(&file, "long tokens=40\nmany tokens=40\n").unwrap();
+    std::fs::write(&file, "long tokens=60\nmany tokens=60\nbatch tokens=60\n").unwrap();
     let server = Server::start(&["--ctx-size", "1024", "--api-key-file", file.to_str().unwrap()]);
     let open = |key: &str, prompt: &[u32]| {
         let body =
@@ -380,6 +380,8 @@ fn images_are_refused_in_every_interface() {
     ] {
         let refused = server.post(path, &body);
         assert_eq!(refused.status, 400, "{path}: {refused:?}");
+    let error = failure(&[model, "--port", "0", "--api-key", ""]);
+    assert!(error.contains("expected a key, found an empty text"), "{error}");
         let needle = "images need a vision projector (mmproj)";
         assert!(refused.body.contains(needle), "{path}: {refused:?}");
     }
