@@ -26,7 +26,7 @@ pub(crate) struct ApiError {
     /// Seconds after which a client may try again.
     pub(crate) retry_after: u64,
     /// The message with the paths of files, for the operator; none if `message` hides nothing.
-    pub(crate) full_message: Option<String>,
+    pub(crate) full_message: Option<Box<str>>,
 }
 
 /// Why images are refused.

@@ -142,7 +142,9 @@ impl Server {
             match loaded {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
-                    return Err(Error::Model(error.full_message.unwrap_or(error.message)));
+                    return Err(Error::Model(
+                        error.full_message.map_or(error.message, String::from),
+                    ));
                 }
                 Err(_) => return Err(Error::Model("loading the model panicked".to_owned())),
             }

@@ -140,7 +140,7 @@ impl ModelPool {
         free(entry.begin_load()).await;
         let loaded = self.load(entry, waits).await;
         if let Err(error) = &loaded {
-            let cause = error.full_message.as_ref().unwrap_or(&error.message);
+            let cause = error.full_message.as_deref().unwrap_or(&error.message);
             tracing::warn!(model = entry.spec.id, "{cause}");
         }
         // The server works while another model does, and this one may have room later.
@@ -193,7 +193,7 @@ impl ModelPool {
                 task.await.map_err(|_| ApiError::internal("loading the model panicked"))?;
             let LoadError { error, path } = match result {
                 Ok(loaded) => return self.with_defaults(loaded),
-                Err(error) => error,
+                Err(error) => *error,
             };
             if let RuntimeError::OutOfMemory { memory, available_bytes, .. } = &error {
                 let missing = total_bytes(memory).saturating_sub(*available_bytes);

@@ -344,7 +344,7 @@ impl Entry {
         let given = &self.spec.source;
         let path = path.or_else(|| source::is_file(given).then_some(given));
         let message = path.map_or(full.clone(), |path| full.replace(path, &self.spec.id));
-        ApiError { message, full_message: Some(full), ..error }
+        ApiError { message, full_message: Some(full.into()), ..error }
     }
 
     /// What is wrong with a loaded model, without the path of its file.

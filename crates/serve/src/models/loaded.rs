@@ -174,9 +174,9 @@ pub(super) struct LoadError {
 }
 
 /// Loads a model: one that was made for text also embeds instead, if it is to.
-pub(super) fn load(model: &str, load: &LoadOptions) -> std::result::Result<Loaded, LoadError> {
+pub(super) fn load(model: &str, load: &LoadOptions) -> std::result::Result<Loaded, Box<LoadError>> {
     let mut path = None;
-    load_from(model, load, &mut path).map_err(|error| LoadError { error, path })
+    load_from(model, load, &mut path).map_err(|error| Box::new(LoadError { error, path }))
 }
 
 fn load_from(model: &str, load: &LoadOptions, path: &mut Option<String>) -> bodkin::Result<Loaded> {
