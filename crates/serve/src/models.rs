@@ -316,16 +316,53 @@ mod tests {
 
     use super::*;
 
+    /// A pool of tiny models of the kit.
+    fn pool(names: &[&str], memory_bytes: Option<u64>) -> Arc<ModelPool> {
+        let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity");
+        let spec = |name: &&str| {
+            let source = models.join(format!("models/{name}.gguf")).display().to_string();
+            ModelSpec { id: (*name).to_owned(), source }
+        };
+        let models = names.iter().map(spec).collect();
+        let load = Options { device: "cpu".to_owned(), ctx_size: Some(256), ..Options::default() };
+        let options = ServerOptions { models, load, memory_bytes, ..ServerOptions::default() };
+        Arc::new(ModelPool::new(&options, Reporter::default()))
+    }
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(work)
+    }
+
+    /// It would wait for ever otherwise, as nobody asks for the idle one.
+    #[test]
+    fn a_model_that_is_loaded_again_takes_the_room_of_an_idle_one() {
+        run(async {
+            let names = ["llama", "qwen3"];
+            let both = pool(&names, None);
+            for name in names {
+                drop(both.get(Some(name)).await.ok().unwrap());
+            }
+            let pool = pool(&names, Some(both.loaded_bytes() - 1));
+            drop(pool.get(Some("llama")).await.ok().unwrap());
+            let failed = &pool.entries[1];
+            failed.begin_load();
+            assert!(failed.end_load(Err(ApiError::internal("it is broken")), true).is_err());
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while failed.loaded().is_none() {
+                assert!(Instant::now() < deadline, "{}", pool.health().1);
+                pool.reload_failed();
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            assert_eq!(pool.entries[0].status().0, "unloaded");
+            assert!(pool.health().0, "{}", pool.health().1);
+        });
+    }
+
     #[test]
     fn a_load_goes_on_when_its_client_goes_away() {
-        let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity");
-        let source = models.join("models/llama.gguf").display().to_string();
-        let spec = ModelSpec { id: "llama".to_owned(), source };
-        let load = Options { device: "cpu".to_owned(), ctx_size: Some(256), ..Options::default() };
-        let options = ServerOptions { models: vec![spec], load, ..ServerOptions::default() };
-        let pool = Arc::new(ModelPool::new(&options, Reporter::default()));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        let pool = pool(&["llama"], None);
+        run(async {
             let gone = tokio::time::timeout(Duration::ZERO, pool.get(None)).await;
             assert!(gone.is_err(), "the load takes longer");
             let deadline = Instant::now() + Duration::from_secs(60);
