@@ -380,9 +380,21 @@ impl Worker {
             return Ok(());
         }
         self.status.begin_step();
-        let (requests, mut texts) = (&mut self.requests, 0);
+        let (requests, status) = (&mut self.requests, &self.status);
+        let weight_bytes = self.weight_reads.step(tokens);
+        let mut is_counted = false;
         let result = self.batch.run(self.model.as_mut(), &mut |(of, i), embedding| {
-            texts += 1;
+            // Who reads the last vector of a request sees its steps in the statistics, too.
+            let mut stats = status.stats();
+            stats.sequences += 1;
+            if !std::mem::replace(&mut is_counted, true) {
+                stats.steps += 1;
+                stats.rows += tokens as u64;
+                stats.weight_bytes += weight_bytes;
+                stats.cached_tokens += cached as u64;
+                stats.step_seconds += began.elapsed().as_secs_f64();
+            }
+            drop(stats);
             let request = requests.iter_mut().find(|(id, _)| *id == of);
             let Some((_, request)) = request else { return };
             request.open_texts -= 1;
@@ -398,14 +410,6 @@ impl Worker {
         });
         self.status.end_step();
         result?;
-        let mut stats = self.status.stats();
-        stats.steps += 1;
-        stats.rows += tokens as u64;
-        stats.sequences += texts;
-        stats.weight_bytes += self.weight_reads.step(tokens);
-        stats.cached_tokens += cached as u64;
-        stats.step_seconds += began.elapsed().as_secs_f64();
-        drop(stats);
         self.drop_cancelled();
         Ok(())
     }
