@@ -1,6 +1,7 @@
 //! What `/metrics`, `/slots` and the log say of answers and of what they cost.
 
 use std::io::{Read, Write};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -65,6 +66,10 @@ fn slots_that_are_all_busy_are_a_503_if_one_must_be_free() {
     socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
     socket.write_all(body.as_bytes()).unwrap();
     socket.read_exact(&mut [0; 12]).unwrap();
+    // The head of the answer comes before the request runs.
+    while server.running() == 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     assert_eq!(server.get("/slots?fail_on_no_slot=1").status, 503);
     assert_eq!(server.get("/slots").status, 200);
     drop(socket);
