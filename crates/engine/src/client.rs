@@ -20,9 +20,18 @@ pub(crate) struct OpenRequest(Arc<Status>);
 impl OpenRequest {
     /// None if `limit` requests are open.
     pub(crate) fn new(status: &Arc<Status>, limit: usize) -> Option<OpenRequest> {
-        let next = |open| (open < limit).then_some(open + 1);
+        OpenRequest::several(status, 1, limit)?.pop()
+    }
+
+    /// The places of `count` requests; none if not all of them are within `limit`.
+    pub(crate) fn several(
+        status: &Arc<Status>,
+        count: usize,
+        limit: usize,
+    ) -> Option<Vec<OpenRequest>> {
+        let next = |open: usize| open.checked_add(count).filter(|open| *open <= limit);
         status.open.fetch_update(Relaxed, Relaxed, next).ok()?;
-        Some(OpenRequest(Arc::clone(status)))
+        Some((0..count).map(|_| OpenRequest(Arc::clone(status))).collect())
     }
 }
 

@@ -18,7 +18,7 @@ use crate::embed::{TextBatch, check_texts, longest_text};
 use crate::error::{Error, Result};
 use crate::events::Canceller;
 use crate::shared_prefix::{Group, RecentTexts, group};
-use crate::stats::{Stats, Status};
+use crate::stats::{Stats, Status, WeightReads};
 use crate::worker::panic_text;
 
 /// The texts among which the worker looks for those that fill a step: a large step of short ones.
@@ -72,6 +72,7 @@ impl Embedder {
         let (width, vocabulary) = (plan.output_width(), plan.vocabulary);
         let status = Arc::new(Status::new());
         let worker = Worker {
+            weight_reads: WeightReads::of(model.plan()),
             model,
             batch,
             requests: VecDeque::new(),
@@ -238,6 +239,7 @@ struct Worker {
     /// The most requests that have texts in the window.
     parallel: usize,
     status: Arc<Status>,
+    weight_reads: WeightReads,
 }
 
 impl Worker {
@@ -378,8 +380,21 @@ impl Worker {
             return Ok(());
         }
         self.status.begin_step();
-        let requests = &mut self.requests;
+        let (requests, status) = (&mut self.requests, &self.status);
+        let weight_bytes = self.weight_reads.step(tokens);
+        let mut is_counted = false;
         let result = self.batch.run(self.model.as_mut(), &mut |(of, i), embedding| {
+            // Who reads the last vector of a request sees its steps in the statistics, too.
+            let mut stats = status.stats();
+            stats.sequences += 1;
+            if !std::mem::replace(&mut is_counted, true) {
+                stats.steps += 1;
+                stats.rows += tokens as u64;
+                stats.weight_bytes += weight_bytes;
+                stats.cached_tokens += cached as u64;
+                stats.step_seconds += began.elapsed().as_secs_f64();
+            }
+            drop(stats);
             let request = requests.iter_mut().find(|(id, _)| *id == of);
             let Some((_, request)) = request else { return };
             request.open_texts -= 1;
@@ -395,12 +410,6 @@ impl Worker {
         });
         self.status.end_step();
         result?;
-        let mut stats = self.status.stats();
-        stats.steps += 1;
-        stats.rows += tokens as u64;
-        stats.cached_tokens += cached as u64;
-        stats.step_seconds += began.elapsed().as_secs_f64();
-        drop(stats);
         self.drop_cancelled();
         Ok(())
     }

@@ -145,12 +145,44 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::submit`].
-    pub fn submit_to(&self, mut request: Request, sink: UpdateSink) -> Result<EventDecoder> {
+    pub fn submit_to(&self, request: Request, sink: UpdateSink) -> Result<EventDecoder> {
         let max_tokens = self.check(&request)?;
+        let place = OpenRequest::new(&self.status, self.most_open);
+        let place = place.ok_or(Error::QueueFull { limit: self.queue })?;
+        self.enqueue(request, max_tokens, sink, place)
+    }
+
+    /// Queues requests that belong together: all of them, or none.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`], and if there are more than can ever run and wait.
+    pub fn submit_all(&self, requests: Vec<(Request, UpdateSink)>) -> Result<Vec<EventDecoder>> {
+        let (count, limit) = (requests.len(), self.most_open);
+        if count > limit {
+            return Err(Error::TooManyRequests { count, limit });
+        }
+        let max_tokens = requests.iter().map(|(request, _)| self.check(request));
+        let max_tokens = max_tokens.collect::<Result<Vec<_>>>()?;
+        let places = OpenRequest::several(&self.status, count, limit)
+            .ok_or(Error::QueueFull { limit: self.queue })?;
+        // If one is refused, dropping the decoders of those before it cancels them.
+        let all = requests.into_iter().zip(max_tokens).zip(places);
+        all.map(|(((request, sink), max_tokens), place)| {
+            self.enqueue(request, max_tokens, sink, place)
+        })
+        .collect()
+    }
+
+    /// Queues a request that is checked and has a place; its sequence has at most `max_tokens`.
+    fn enqueue(
+        &self,
+        mut request: Request,
+        max_tokens: usize,
+        sink: UpdateSink,
+        open: OpenRequest,
+    ) -> Result<EventDecoder> {
         let mut sampler = Sampler::new(request.sampling.clone(), &self.tokenizer)?;
         request.prompt.iter().for_each(|&id| sampler.accept(id));
-        let open = OpenRequest::new(&self.status, self.most_open)
-            .ok_or(Error::QueueFull { limit: self.queue })?;
         let cancelled = Arc::new(AtomicBool::new(false));
         let decoder =
             EventDecoder::new(Arc::clone(&self.tokenizer), &request, Arc::clone(&cancelled));

@@ -140,6 +140,14 @@ pub enum Error {
         /// The most that wait.
         limit: usize,
     },
+    /// Requests that belong together are more than can ever run and wait.
+    #[error("{count} answers in one request: at most {limit} run and wait at a time")]
+    TooManyRequests {
+        /// The requests.
+        count: usize,
+        /// The most that run and wait.
+        limit: usize,
+    },
     /// The engine's thread did not start.
     #[error("cannot start the engine's thread: {0}")]
     Thread(std::io::Error),

@@ -1,20 +1,22 @@
 //! Pages of the KV cache on disk, so that a restarted server does not compute its prompts again. A
 //! page is named by the hash of its tokens and all before them; the folder belongs to one model on
-//! one kind of device. Files are written by a thread of their own, under a temporary name first,
-//! and end with their hash, so that one that is torn is ignored. This file must not know sequences.
+//! one kind of device, and all folders beside it share one budget. Files are written by a thread of
+//! their own, under a temporary name first, and end with their hash, so that one that is torn is
+//! ignored. This file must not know sequences.
 
-use std::collections::{BTreeSet, HashMap};
+mod ledger;
+
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 
-/// What names a page: the hash of its tokens and all before them.
-pub(crate) type PageKey = [u8; 32];
+pub(crate) use ledger::PageKey;
+use ledger::{Ledger, Place, lock, parse_name};
 
 /// The first bytes of a file.
 const MAGIC: &[u8; 8] = b"bodkinP1";
@@ -44,24 +46,17 @@ pub(crate) struct StoredPage {
     pub(crate) state: Option<Vec<u8>>,
 }
 
-/// A folder of pages with a limit on its bytes.
+/// The pages of one model, in a folder of pages of all models with a limit on its bytes.
 pub struct PrefixStore {
-    folder: PathBuf,
-    limit_bytes: u64,
-    bytes: u64,
-    /// The size of each page and when it was used.
-    pages: HashMap<PageKey, (u64, u64)>,
-    /// The least recently used first.
-    order: BTreeSet<(u64, PageKey)>,
-    clock: u64,
-    writer: SyncSender<(PageKey, PathBuf, Vec<u8>)>,
-    /// Pages that could not be written, as on a full disk.
-    failed: Arc<Mutex<Vec<PageKey>>>,
+    /// The name of the model's folder.
+    fingerprint: Arc<str>,
+    ledger: Arc<Mutex<Ledger>>,
+    writer: SyncSender<(PageKey, Vec<u8>)>,
 }
 
 impl PrefixStore {
     /// Opens the folder `fingerprint` in `folder`, which holds pages of one model on one kind of
-    /// device, with at most `limit_bytes`.
+    /// device. The pages of all models in `folder` have at most `limit_bytes` together.
     ///
     /// # Errors
     /// If the folder cannot be made or read.
@@ -70,102 +65,64 @@ impl PrefixStore {
         fingerprint: &str,
         limit_bytes: u64,
     ) -> std::io::Result<PrefixStore> {
-        let folder = folder.join(fingerprint);
-        fs::create_dir_all(&folder)?;
-        let mut found: Vec<(SystemTime, PageKey, u64)> = Vec::new();
-        for entry in fs::read_dir(&folder)? {
+        let own = folder.join(fingerprint);
+        fs::create_dir_all(&own)?;
+        let ledger = Ledger::of(folder, limit_bytes)?;
+        let fingerprint: Arc<str> = fingerprint.into();
+        for entry in fs::read_dir(&own)? {
             let entry = entry?;
-            let (path, metadata) = (entry.path(), entry.metadata()?);
-            match path.file_name().and_then(|name| name.to_str()).and_then(parse_name) {
-                Some(key) => found.push((metadata.modified()?, key, metadata.len())),
-                // A temporary file of a process that was killed.
-                None => fs::remove_file(&path)?,
-            }
-        }
-        found.sort_unstable_by_key(|(modified, key, _)| (*modified, *key));
-        let (writer, receiver) = sync_channel::<(PageKey, PathBuf, Vec<u8>)>(QUEUE);
-        let failed = Arc::new(Mutex::new(Vec::new()));
-        let failures = Arc::clone(&failed);
-        let thread = std::thread::Builder::new().name("bodkin-prefixes".to_owned());
-        thread.spawn(move || {
-            for (key, path, bytes) in receiver {
-                if write(&path, &bytes).is_err() {
-                    lock(&failures).push(key);
+            match entry.file_name().to_str().and_then(parse_name) {
+                Some(key) => {
+                    // One that another process has written meanwhile.
+                    let (place, mut ledger) = ((Arc::clone(&fingerprint), key), lock(&ledger));
+                    if ledger.bytes_of(&place).is_none() {
+                        ledger.note(place, entry.metadata()?.len());
+                    }
                 }
+                // A temporary file of a process that was killed.
+                None => fs::remove_file(entry.path())?,
             }
-        })?;
-        let mut store = PrefixStore {
-            folder,
-            limit_bytes,
-            bytes: 0,
-            pages: HashMap::new(),
-            order: BTreeSet::new(),
-            clock: 0,
-            writer,
-            failed,
-        };
-        for (_, key, bytes) in found {
-            store.note(key, bytes);
         }
-        store.shrink();
-        Ok(store)
+        lock(&ledger).shrink();
+        let (writer, receiver) = sync_channel(QUEUE);
+        let thread = std::thread::Builder::new().name("bodkin-prefixes".to_owned());
+        let (of, shared) = (Arc::clone(&fingerprint), Arc::clone(&ledger));
+        thread.spawn(move || write_all(&receiver, &of, &shared))?;
+        Ok(PrefixStore { fingerprint, ledger, writer })
     }
 
-    fn path(&self, key: &PageKey) -> PathBuf {
-        let name: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-        self.folder.join(name + ".page")
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        lock(&self.ledger)
     }
 
-    /// Adds a page to the index, or makes it the most recently used one.
-    fn note(&mut self, key: PageKey, bytes: u64) {
-        self.forget(&key);
-        self.clock += 1;
-        self.pages.insert(key, (bytes, self.clock));
-        self.order.insert((self.clock, key));
-        self.bytes += bytes;
-    }
-
-    fn forget(&mut self, key: &PageKey) {
-        if let Some((bytes, used)) = self.pages.remove(key) {
-            self.order.remove(&(used, *key));
-            self.bytes -= bytes;
-        }
-    }
-
-    /// Removes the least recently used pages until the rest is within the limit.
-    fn shrink(&mut self) {
-        while self.bytes > self.limit_bytes
-            && let Some(&(_, key)) = self.order.first()
-        {
-            self.forget(&key);
-            // Another process may have removed it.
-            let _ = fs::remove_file(self.path(&key));
-        }
+    fn place(&self, key: &PageKey) -> Place {
+        (Arc::clone(&self.fingerprint), *key)
     }
 
     /// Whether the page is stored, or waits to be written.
-    pub(crate) fn contains(&mut self, key: &PageKey) -> bool {
-        let failed = std::mem::take(&mut *lock(&self.failed));
-        failed.iter().for_each(|key| self.forget(key));
-        self.pages.contains_key(key)
+    pub(crate) fn contains(&self, key: &PageKey) -> bool {
+        self.ledger().bytes_of(&self.place(key)).is_some()
     }
 
     /// Reads a page. One that is damaged is removed.
-    pub(crate) fn load(&mut self, key: &PageKey) -> Option<StoredPage> {
-        let (bytes, _) = *self.pages.get(key)?;
-        let path = self.path(key);
+    pub(crate) fn load(&self, key: &PageKey) -> Option<StoredPage> {
+        let place = self.place(key);
+        let (bytes, path) = {
+            let ledger = self.ledger();
+            (ledger.bytes_of(&place)?, ledger.path(&place))
+        };
         // A page that waits to be written is not there yet.
         let content = fs::read(&path).ok()?;
         match decode(&content) {
             Some(page) => {
-                self.note(*key, bytes);
+                self.ledger().note(place, bytes);
                 // Its time of modification is that of its last use.
                 let now = SystemTime::now();
                 let _ = fs::File::open(&path).and_then(|file| file.set_modified(now));
                 Some(page)
             }
             None => {
-                self.forget(key);
+                self.ledger().forget(&place);
                 let _ = fs::remove_file(path);
                 None
             }
@@ -173,31 +130,38 @@ impl PrefixStore {
     }
 
     /// Stores a page, unless the thread that writes them is too far behind.
-    pub(crate) fn save(&mut self, key: PageKey, page: &StoredPage) {
+    pub(crate) fn save(&self, key: PageKey, page: &StoredPage) {
         let content = encode(page);
-        let bytes = content.len() as u64;
-        match self.writer.try_send((key, self.path(&key), content)) {
-            Ok(()) => {
-                self.note(key, bytes);
-                self.shrink();
+        let (place, bytes) = (self.place(&key), content.len() as u64);
+        // The thread that writes looks for it there.
+        self.ledger().note(place.clone(), bytes);
+        match self.writer.try_send((key, content)) {
+            Ok(()) => self.ledger().shrink(),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
+                self.ledger().forget(&place);
             }
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
     }
 }
 
-/// The key in a file's name.
-fn parse_name(name: &str) -> Option<PageKey> {
-    let digits = name.strip_suffix(".page").filter(|digits| digits.len() == 64)?;
-    let mut key = PageKey::default();
-    for (byte, pair) in key.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
-        *byte = u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?;
+/// Writes the pages that come, without those that had to go before they were written.
+fn write_all(pages: &Receiver<(PageKey, Vec<u8>)>, fingerprint: &Arc<str>, ledger: &Mutex<Ledger>) {
+    for (key, bytes) in pages {
+        let place = (Arc::clone(fingerprint), key);
+        let is_kept = || lock(ledger).bytes_of(&place).is_some();
+        if !is_kept() {
+            continue;
+        }
+        let path = lock(ledger).path(&place);
+        let written = write(&path, &bytes);
+        if written.is_err() {
+            // The page may be stored again when the disk has room.
+            lock(ledger).forget(&place);
+        } else if !is_kept() {
+            // It had to go meanwhile.
+            let _ = fs::remove_file(&path);
+        }
     }
-    Some(key)
-}
-
-fn lock(failed: &Mutex<Vec<PageKey>>) -> MutexGuard<'_, Vec<PageKey>> {
-    failed.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Writes a file as a whole, or nothing.
@@ -260,6 +224,7 @@ fn decode(bytes: &[u8]) -> Option<StoredPage> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -274,7 +239,7 @@ mod tests {
     }
 
     /// Waits for the thread that writes.
-    fn load(store: &mut PrefixStore, key: &PageKey) -> Option<StoredPage> {
+    fn load(store: &PrefixStore, key: &PageKey) -> Option<StoredPage> {
         let start = Instant::now();
         loop {
             let found = store.load(key);
@@ -285,6 +250,10 @@ mod tests {
         }
     }
 
+    fn path(store: &PrefixStore, key: &PageKey) -> PathBuf {
+        store.ledger().path(&store.place(key))
+    }
+
     fn files(folder: &Path) -> usize {
         fs::read_dir(folder).unwrap().count()
     }
@@ -292,17 +261,17 @@ mod tests {
     #[test]
     fn pages_come_back_after_a_restart_and_torn_ones_do_not() {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
+        let store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
         for number in 0..3 {
             store.save(key(number), &page(number as u8, 100));
-            assert_eq!(load(&mut store, &key(number)), Some(page(number as u8, 100)));
+            assert_eq!(load(&store, &key(number)), Some(page(number as u8, 100)));
         }
         assert_eq!(store.load(&key(9)), None);
         drop(store);
         let model = folder.path().join("model");
         // One is torn, one has a wrong bit, one is a temporary file.
-        let mut store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
-        let (torn, wrong) = (store.path(&key(0)), store.path(&key(1)));
+        let store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
+        let (torn, wrong) = (path(&store, &key(0)), path(&store, &key(1)));
         let whole = fs::read(&torn).unwrap();
         fs::write(&torn, &whole[..whole.len() / 2]).unwrap();
         let mut bytes = fs::read(&wrong).unwrap();
@@ -312,7 +281,7 @@ mod tests {
         assert_eq!(store.load(&key(2)), Some(page(2, 100)));
         fs::write(model.join("x.part"), b"half").unwrap();
         assert_eq!(files(&model), 2);
-        let mut store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
+        let store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
         assert!(store.contains(&key(2)) && files(&model) == 1);
         // Another model finds nothing.
         assert!(!PrefixStore::open(folder.path(), "other", 1 << 20).unwrap().contains(&key(2)));
@@ -321,17 +290,61 @@ mod tests {
     #[test]
     fn the_least_recently_used_goes_first() {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = PrefixStore::open(folder.path(), "model", 3500).unwrap();
+        let store = PrefixStore::open(folder.path(), "model", 3500).unwrap();
         for number in 0..3 {
             store.save(key(number), &page(1, 1000));
-            load(&mut store, &key(number)).unwrap();
+            load(&store, &key(number)).unwrap();
         }
         store.load(&key(0)).unwrap();
         store.save(key(3), &page(1, 1000));
-        load(&mut store, &key(3)).unwrap();
+        load(&store, &key(3)).unwrap();
         let there: Vec<bool> = (0..4).map(|number| store.contains(&key(number))).collect();
         assert_eq!(there, [true, false, true, true]);
-        assert!(store.bytes <= 3500);
+        assert!(store.ledger().bytes() <= 3500);
+    }
+
+    #[test]
+    fn models_share_one_budget_also_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = |model| PrefixStore::open(folder.path(), model, 3500).unwrap();
+        let (a, b) = (open("a"), open("b"));
+        for (store, number) in [(&a, 0), (&b, 1), (&a, 2), (&b, 3)] {
+            store.save(key(number), &page(1, 1000));
+            load(store, &key(number)).unwrap();
+        }
+        assert!(!a.contains(&key(0)) && a.contains(&key(2)));
+        assert!(b.contains(&key(1)) && b.contains(&key(3)) && !b.contains(&key(2)));
+        drop((a, b));
+        // The threads that write hold the ledger until they have ended.
+        let root = folder.path().canonicalize().unwrap();
+        let start = Instant::now();
+        while Ledger::is_open(&root) {
+            assert!(start.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let c = PrefixStore::open(folder.path(), "c", 2500).unwrap();
+        assert!(c.ledger().bytes() <= 2500 && c.ledger().bytes() > 0);
+        let left = files(&folder.path().join("a")) + files(&folder.path().join("b"));
+        assert_eq!(left, 2);
+    }
+
+    /// Pages that have to go before they are written are not written at all.
+    #[test]
+    fn no_page_is_left_behind_without_being_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = PrefixStore::open(folder.path(), "model", 3500).unwrap();
+        for number in 0..60 {
+            store.save(key(number), &page(1, 1000));
+        }
+        let last = (0..60).rev().find(|&number| store.contains(&key(number))).unwrap();
+        assert!(load(&store, &key(last)).is_some());
+        let kept = (0..60).filter(|&number| store.contains(&key(number))).count();
+        let start = Instant::now();
+        while files(&folder.path().join("model")) != kept {
+            assert!(start.elapsed() < Duration::from_secs(10), "{kept} pages are kept");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(store.ledger().bytes() <= 3500);
     }
 
     #[test]
@@ -348,18 +361,18 @@ mod tests {
     #[test]
     fn a_page_that_cannot_be_written_may_be_stored_again() {
         let folder = tempfile::tempdir().unwrap();
-        let mut store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
+        let store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
         // Its place is taken by a folder, as if the disk refused it.
-        fs::create_dir(store.path(&key(1))).unwrap();
+        fs::create_dir(path(&store, &key(1))).unwrap();
         store.save(key(1), &page(1, 10));
         let start = Instant::now();
         while store.contains(&key(1)) {
             assert!(start.elapsed() < Duration::from_secs(10));
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(store.bytes, 0);
-        fs::remove_dir(store.path(&key(1))).unwrap();
+        assert_eq!(store.ledger().bytes(), 0);
+        fs::remove_dir(path(&store, &key(1))).unwrap();
         store.save(key(1), &page(1, 10));
-        assert!(load(&mut store, &key(1)).is_some());
+        assert!(load(&store, &key(1)).is_some());
     }
 }

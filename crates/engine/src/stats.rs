@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bodkin_backend::{ExpertStats, ExpertTimes};
+use bodkin_model::Plan;
 
 /// What experts do.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,6 +43,12 @@ pub struct Stats {
     pub steps: u64,
     /// Rows of all steps: tokens that were computed.
     pub rows: u64,
+    /// Requests in each step, summed over the steps.
+    pub sequences: u64,
+    /// Weight bytes that the steps had to read, in the file's formats, by the plan's cost.
+    pub weight_bytes: u64,
+    /// KV cache elements that the steps had to read, by the plan's cost.
+    pub kv_elements: u64,
     /// Time in steps.
     pub step_seconds: f64,
     /// How long the step that runs now has been running; none between steps.
@@ -58,7 +65,37 @@ impl Stats {
         self.preemptions += other.preemptions;
         self.steps += other.steps;
         self.rows += other.rows;
+        self.sequences += other.sequences;
+        self.weight_bytes += other.weight_bytes;
+        self.kv_elements += other.kv_elements;
         self.step_seconds += other.step_seconds;
+    }
+}
+
+/// What a step has to read of the weights, by the plan's cost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WeightReads {
+    /// By every step, in bytes.
+    always: u64,
+    /// The experts that one token chooses, in bytes.
+    by_token: u64,
+    /// The most that a step reads, in bytes.
+    all: u64,
+}
+
+impl WeightReads {
+    pub(crate) fn of(plan: &Plan) -> WeightReads {
+        let cost = plan.cost();
+        let always = cost.step_weight_bytes - cost.step_expert_bytes;
+        let all = cost.weight_bytes.max(cost.step_weight_bytes);
+        WeightReads { always, by_token: cost.step_expert_bytes, all }
+    }
+
+    /// By a step of `rows` tokens, in bytes. Tokens are taken to choose different experts, until
+    /// all are chosen.
+    pub(crate) fn step(&self, rows: usize) -> u64 {
+        let experts = self.by_token.saturating_mul(rows as u64);
+        self.always.saturating_add(experts).min(self.all)
     }
 }
 

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Instant;
 
-use bodkin_backend::{ExpertTimes, Model, RowOutput, SamplingParams, StateBlock, Step, Transfer};
+use bodkin_backend::{
+    ExpertTimes, Model, RowOutput, SamplingParams, Span, StateBlock, Step, Transfer,
+};
 
 use crate::client::Client;
 use crate::error::{Error, Result};
@@ -19,7 +21,7 @@ use crate::pages::{Copies, FullPage};
 use crate::prefix_store::{PrefixStore, StoredPage};
 use crate::request::Finish;
 use crate::scheduler::{OutputRow, ScheduledStep, Scheduler};
-use crate::stats::{ExpertReport, Status};
+use crate::stats::{ExpertReport, Status, WeightReads};
 use crate::tokenizer::Tokenizer;
 
 /// A message from a client to the worker.
@@ -35,6 +37,7 @@ pub(crate) struct Worker {
     model: Box<dyn Model>,
     tokenizer: Arc<Tokenizer>,
     status: Arc<Status>,
+    weight_reads: WeightReads,
     scheduler: Scheduler<Box<Client>>,
     /// Messages received during a step.
     inbox: VecDeque<Message>,
@@ -56,10 +59,19 @@ impl Worker {
         store: Option<PrefixStore>,
     ) -> Worker {
         status.stats().total_pages = model.limits().pages.clone();
-        let (inbox, step) = (VecDeque::new(), ScheduledStep::default());
-        let (reports, params) = (Vec::new(), Vec::new());
-        let worker =
-            Worker { model, tokenizer, status, scheduler, inbox, step, reports, params, store };
+        let weight_reads = WeightReads::of(model.plan());
+        let worker = Worker {
+            model,
+            tokenizer,
+            status,
+            weight_reads,
+            scheduler,
+            inbox: VecDeque::new(),
+            step: ScheduledStep::default(),
+            reports: Vec::new(),
+            params: Vec::new(),
+            store,
+        };
         worker.publish();
         worker
     }
@@ -220,12 +232,7 @@ impl Worker {
         let seconds = started.elapsed().as_secs_f64();
         self.scheduler.end_step(&self.step, results.steps, seconds);
         copy(&mut *self.model, &results.checkpoints)?;
-        let mut stats = self.status.stats();
-        stats.steps += results.steps as u64;
-        stats.rows += (results.steps * self.step.batch.tokens.len()) as u64;
-        stats.step_seconds += seconds;
-        stats.generated_tokens += results.generated as u64;
-        drop(stats);
+        self.count_step(&results, seconds);
         // A prompt that is scored has several rows, each of which may end it.
         results
             .ended
@@ -253,6 +260,24 @@ impl Worker {
             }
         }
         saved
+    }
+
+    /// Adds a call of the model to the totals.
+    fn count_step(&self, results: &StepResults, seconds: f64) {
+        let (batch, steps) = (&self.step.batch, results.steps as u64);
+        let plan = self.model.plan();
+        // A sequence grows by a token in each step of the call.
+        let grown = results.steps / 2;
+        let elements = |span: &Span| plan.kv_elements(span.position + span.len + grown);
+        let elements: u64 = batch.spans.iter().map(elements).sum();
+        let mut stats = self.status.stats();
+        stats.steps += steps;
+        stats.rows += steps * batch.tokens.len() as u64;
+        stats.sequences += steps * batch.spans.len() as u64;
+        stats.weight_bytes += steps * self.weight_reads.step(batch.tokens.len());
+        stats.kv_elements += steps * elements;
+        stats.step_seconds += seconds;
+        stats.generated_tokens += results.generated as u64;
     }
 
     fn call_model(

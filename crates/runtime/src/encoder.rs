@@ -1,7 +1,7 @@
 //! A loaded model that embeds texts.
 
 use bodkin_backend::{Backend, Limits, PAGE_TOKENS};
-use bodkin_engine::{Embedder, Stats, longest_text};
+use bodkin_engine::{Embedder, Stats, Tokenizer, longest_text};
 use bodkin_model::{Plan, Pooling};
 
 use crate::backends::backend;
@@ -102,6 +102,14 @@ impl Encoder {
     /// How it embeds texts.
     pub fn options(&self) -> &EmbeddingOptions {
         &self.options
+    }
+
+    /// The model's tokenizer.
+    ///
+    /// # Errors
+    /// If the file has none that is usable.
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
+        self.tokenizer.get()
     }
 
     /// The tokens of a text behind the prefix, with those that mark its start and end.

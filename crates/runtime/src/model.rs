@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use bodkin_backend::Backend;
+use bodkin_backend::{Backend, PAGE_TOKENS};
 use bodkin_engine::{
     Engine, Event, Events, Finish, PrefixStore, Request, Template, Timings, Tokenizer, Usage,
 };
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
-use crate::memory::total_bytes;
+use crate::memory::{kv_bytes, recurrent_bytes, total_bytes};
 use crate::model_file::ModelFile;
 use crate::options::Options;
 
@@ -27,6 +27,10 @@ pub struct Model {
     backend: Box<dyn Backend>,
     context: usize,
     bytes: u64,
+    /// Of a sequence's recurrent state.
+    recurrent_bytes: u64,
+    /// Of an element of the KV cache; below 1 for some types.
+    kv_element_bytes: f64,
 }
 
 /// A message of a chat.
@@ -114,8 +118,20 @@ impl Model {
         };
         let engine = Engine::open_with(model, Arc::clone(&tokenizer), sizes, store)
             .map_err(Error::engine(&file.name))?;
-        let context = sizes.context;
-        Ok(Model { engine, tokenizer, template, request, file, backend, context, bytes })
+        let kv_elements = file.plan.kv_elements(PAGE_TOKENS);
+        let kv_bytes = kv_bytes(&file.plan, backend.as_ref(), PAGE_TOKENS);
+        Ok(Model {
+            engine,
+            tokenizer,
+            template,
+            request,
+            context: sizes.context,
+            bytes,
+            recurrent_bytes: recurrent_bytes(&file.plan, backend.as_ref()),
+            kv_element_bytes: kv_bytes as f64 / kv_elements.max(1) as f64,
+            file,
+            backend,
+        })
     }
 
     /// A request as [`ModelFile::request`] makes it; [`Model::generate`] and [`Model::chat`] add
@@ -209,6 +225,15 @@ impl Model {
     /// The bytes that it holds.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Bytes that its steps had to read since it was loaded, of weights and of the state of
+    /// sequences, by the plan's cost: what the memory bandwidth is used for.
+    pub fn read_bytes(&self) -> u64 {
+        let stats = self.engine.stats();
+        let state = stats.sequences.saturating_mul(self.recurrent_bytes);
+        let kv = stats.kv_elements as f64 * self.kv_element_bytes;
+        stats.weight_bytes.saturating_add(state).saturating_add(kv as u64)
     }
 
     /// The operations of the model.

@@ -53,7 +53,8 @@ impl Reporter {
         self.send(Progress::Detail(text));
     }
 
-    pub(crate) fn note(&self, text: &str) {
+    /// Reports a decision that a user may want to know.
+    pub fn note(&self, text: &str) {
         self.send(Progress::Note(text));
     }
 

@@ -351,24 +351,42 @@ fn fetch_first(
 /// # Errors
 /// If the name is malformed, there is no such model, or the path is not that of a GGUF file.
 pub fn check(model: &str, reporter: &Reporter) -> Result<()> {
+    match (on_machine(model, reporter)?, Place::of(model)) {
+        (Some(found), Place::Path(_)) => is_gguf(&found.path),
+        (None, Place::Hub(reference)) => {
+            let reference = hub::Reference::parse(reference)?;
+            hub::Repository::open(&reference, reporter)?.file().map(drop)
+        }
+        (None, Place::Ollama) => {
+            let cache = Cache::of_user(reporter)?;
+            ollama_remote(&cache, model, &ollama::Name::parse(model)?).map(drop)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The model that `model` names, if it is on this machine. No server is asked for it.
+///
+/// # Errors
+/// If the name is malformed, or a path is not that of a file.
+pub fn on_machine(model: &str, reporter: &Reporter) -> Result<Option<Resolved>> {
     let cache = || Cache::of_user(reporter);
     match Place::of(model) {
-        Place::Path(path) => is_gguf(&on_disk(path)?.path),
+        Place::Path(path) => on_disk(path).map(Some),
         Place::Hub(reference) => {
             let reference = hub::Reference::parse(reference)?;
-            match hub_on_disk(&cache()?, &reference, Check::Size) {
-                Some(_) => Ok(()),
-                None => hub::Repository::open(&reference, reporter)?.file().map(drop),
-            }
+            Ok(hub_on_disk(&cache()?, &reference, Check::Size).map(Resolved::from))
         }
-        Place::Package(requirement) => wheel::Requirement::parse(requirement).map(drop),
-        Place::Known(_) => Ok(()),
+        Place::Package(requirement) => {
+            wheel::Requirement::parse(requirement)?;
+            Ok(cache()?.find(&entry_id(model), None, Check::Size).map(Resolved::from))
+        }
+        Place::Known(known) => {
+            let found = cache()?.find(known.name, Some(&known.pin), Check::Size);
+            Ok(found.map(Resolved::from))
+        }
         Place::Ollama => {
-            let (name, cache) = (ollama::Name::parse(model)?, cache()?);
-            match ollama_on_disk(&cache, model, &name, Check::Size)? {
-                Some(_) => Ok(()),
-                None => ollama_remote(&cache, model, &name).map(drop),
-            }
+            ollama_on_disk(&cache()?, model, &ollama::Name::parse(model)?, Check::Size)
         }
     }
 }

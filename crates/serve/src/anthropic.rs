@@ -10,11 +10,10 @@ use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json};
-use crate::generate::{
-    Chat, ChatEnd, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens as count,
-};
-use crate::openai::chat::{messages, text_of_parts};
+use crate::generate::{ChoiceEvent, EventKind, Generation, Running};
+use crate::openai::chat::{add_effort, messages, text_of_parts};
 use crate::openai::new_id;
+use crate::prompt::{Chat, ChatEnd, Prompt, count_tokens as count};
 use crate::stream::{self, StreamFormat, sse_event};
 use crate::timings::Reports;
 
@@ -76,9 +75,11 @@ pub(crate) async fn count_tokens(
 
 /// The conversation of a request, in the form that templates read.
 fn chat(fields: &mut Fields) -> Result<Chat> {
-    ["tools", "tool_choice", "mcp_servers", "container"]
+    ["tools", "tool_choice", "mcp_servers", "container", "output_format"]
         .into_iter()
         .try_for_each(|f| fields.refuse(f))?;
+    let mut output = fields.object("output_config")?;
+    output.refuse("format")?;
     let given = messages(fields)?;
     let mut messages = Vec::with_capacity(given.len() + 1);
     if let Some(system) = fields.take("system") {
@@ -99,6 +100,7 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
         _ => ChatEnd::Answer,
     };
     let mut variables = Map::new();
+    add_effort(output.string("effort")?, &mut variables);
     match fields.object("thinking")?.string("type")?.as_deref() {
         None => {}
         Some("enabled" | "adaptive") => {

@@ -12,18 +12,19 @@ use tokio::sync::watch;
 use tracing::field::Empty;
 use tracing::{Instrument, info_span};
 
-use crate::auth::{ApiKeys, Caller};
+use crate::auth::{ApiKeys, Caller, TokenCounter};
 use crate::bodies::Bodies;
 use crate::error::Result;
-use crate::generate::{Generation, Running, TokenCounter};
+use crate::generate::{Generation, Running};
 use crate::metrics::Metrics;
 use crate::models::{Lease, ModelPool};
 use crate::options::ServerOptions;
+use crate::request_id;
 
 /// The state of a server.
 pub(crate) struct App {
     pub(crate) pool: Arc<ModelPool>,
-    pub(crate) keys: ApiKeys,
+    pub(crate) keys: Arc<ApiKeys>,
     pub(crate) metrics: Metrics,
     pub(crate) options: ServerOptions,
     pub(crate) bodies: Bodies,
@@ -35,6 +36,9 @@ pub(crate) struct App {
 pub(crate) type SharedApp = Arc<App>;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The name that Anthropic's clients read it by.
+static ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 impl FromRef<SharedApp> for Bodies {
     fn from_ref(app: &SharedApp) -> Bodies {
@@ -49,7 +53,7 @@ impl App {
         let bodies = Bodies::new(&options);
         App {
             pool,
-            keys,
+            keys: Arc::new(keys),
             metrics,
             options,
             bodies,
@@ -85,9 +89,8 @@ impl App {
     }
 
     /// Counts the tokens of a request against the limits of its key.
-    pub(crate) fn token_counter(self: &Arc<App>, caller: Caller) -> TokenCounter {
-        let app = Arc::clone(self);
-        Box::new(move |tokens| app.keys.count_tokens(caller, tokens))
+    pub(crate) fn token_counter(&self, caller: Caller) -> TokenCounter {
+        TokenCounter::new(&self.keys, caller)
     }
 }
 
@@ -139,7 +142,9 @@ pub(crate) async fn observe(
         link(&span, request.headers());
     }
     let started = Instant::now();
-    let mut response = next.run(request).instrument(span.clone()).await;
+    let is_anthropic = request.uri().path().starts_with("/v1/messages");
+    let answer = request_id::within(shown.to_owned(), next.run(request));
+    let mut response = answer.instrument(span.clone()).await;
     let status = response.status().as_u16();
     span.record("http.response.status_code", i64::from(status));
     if response.status().is_server_error() {
@@ -149,6 +154,9 @@ pub(crate) async fn observe(
     // Until the head of the response: an answer that is streamed comes after it.
     let ms = started.elapsed().as_micros() as f64 / 1e3;
     tracing::info!(id = shown, %method, path, status, ms, "request");
+    if is_anthropic {
+        response.headers_mut().insert(&ANTHROPIC_REQUEST_ID, id.clone());
+    }
     response.headers_mut().insert(&REQUEST_ID, id);
     response
 }

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::http::{HeaderMap, header};
+use bodkin::Reporter;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -30,11 +31,16 @@ struct KeyLimits {
     tokens: Option<u64>,
 }
 
+/// How long the limits of a key last.
+const WINDOW: Duration = Duration::from_secs(60);
+
 /// The keys of a server.
 pub(crate) struct ApiKeys {
     /// Given on the command line.
     fixed: Vec<KeyHash>,
     file: Option<PathBuf>,
+    /// Where changes of the file that cannot be followed are said.
+    reporter: Reporter,
     state: Mutex<KeyState>,
 }
 
@@ -43,6 +49,8 @@ struct KeyState {
     keys: Vec<(KeyHash, KeyLimits)>,
     checked: Option<Instant>,
     modified: Option<SystemTime>,
+    /// What was last said about the file, which is said once.
+    said: String,
     used: HashMap<KeyHash, Window>,
 }
 
@@ -75,15 +83,26 @@ impl ApiKeys {
     /// Reads the key file.
     ///
     /// # Errors
-    /// If it cannot be read or has a line that is no key.
-    pub(crate) fn new(options: &ServerOptions) -> std::result::Result<ApiKeys, String> {
+    /// If it cannot be read or has a line that is no key, or a given key is empty.
+    pub(crate) fn new(
+        options: &ServerOptions,
+        reporter: Reporter,
+    ) -> std::result::Result<ApiKeys, String> {
+        if options.api_keys.iter().any(|key| key.trim().is_empty()) {
+            let message = "--api-key or BODKIN_API_KEY: expected a key, found an empty text";
+            return Err(message.to_owned());
+        }
         let keys = ApiKeys {
             fixed: options.api_keys.iter().map(|key| hash(key)).collect(),
             file: options.api_key_file.clone(),
+            reporter,
             state: Mutex::default(),
         };
-        keys.reload(&mut keys.state())?;
-        Ok(keys)
+        let wrong = keys.reload(&mut keys.state())?;
+        match wrong {
+            None => Ok(keys),
+            Some(wrong_line) => Err(wrong_line),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, KeyState> {
@@ -95,18 +114,37 @@ impl ApiKeys {
         self.fixed.is_empty() && self.file.is_none()
     }
 
-    /// Reads the file again if it has changed.
-    fn reload(&self, state: &mut KeyState) -> std::result::Result<(), String> {
-        let Some(path) = &self.file else { return Ok(()) };
+    /// Reads the file again if it has changed. Returns the first line that is no key; the keys of
+    /// the others are valid from now on, and no key that is not among them.
+    fn reload(&self, state: &mut KeyState) -> std::result::Result<Option<String>, String> {
+        let Some(path) = &self.file else { return Ok(None) };
         let failed = |error| format!("{}: {error}", path.display());
         let modified = path.metadata().and_then(|m| m.modified()).map_err(failed)?;
         if state.modified == Some(modified) {
-            return Ok(());
+            return Ok(None);
         }
         let text = read_key_file(path).map_err(failed)?;
-        state.keys = parse_keys(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-        state.modified = Some(modified);
-        Ok(())
+        let (keys, wrong_line) = parse_keys(&text);
+        (state.keys, state.modified) = (keys, Some(modified));
+        Ok(wrong_line.map(|error| format!("{}: {error}", path.display())))
+    }
+
+    /// Reads the file again now and then, and says what is wrong with it.
+    fn refresh(&self, state: &mut KeyState, now: Instant) {
+        if state.checked.is_some_and(|checked| now - checked <= CHECK_EVERY) {
+            return;
+        }
+        state.checked = Some(now);
+        let wrong = match self.reload(state) {
+            Ok(None) => return state.said.clear(),
+            Ok(Some(line)) => format!("{line}; the keys of the other lines are valid"),
+            Err(error) => format!("{error}; the keys of before stay valid"),
+        };
+        if state.said != wrong {
+            self.reporter.note(&wrong);
+            tracing::warn!("{wrong}");
+            state.said = wrong;
+        }
     }
 
     /// Checks the key of a request and counts the request.
@@ -117,31 +155,52 @@ impl ApiKeys {
         let presented = hash(presented_key(headers).ok_or_else(ApiError::unauthorized)?);
         let mut state = self.state();
         let now = Instant::now();
-        if state.checked.is_none_or(|checked| now - checked > CHECK_EVERY) {
-            state.checked = Some(now);
-            if let Err(error) = self.reload(&mut state) {
-                // The keys of before stay valid.
-                tracing::warn!("{error}");
-            }
-        }
-        let is_fixed =
-            self.fixed.iter().fold(false, |any, key| any | bool::from(key.ct_eq(&presented)));
-        let in_file = state.keys.iter().filter(|(key, _)| bool::from(key.ct_eq(&presented)));
-        let limits = in_file.map(|(_, limits)| *limits).next_back();
-        let limits = match (is_fixed, limits) {
-            (true, _) => KeyLimits::default(),
-            (false, Some(limits)) => limits,
-            (false, None) => return Err(ApiError::unauthorized()),
-        };
+        self.refresh(&mut state, now);
+        let limits = self.limits(&state, presented).ok_or_else(ApiError::unauthorized)?;
         let window = state.window(presented, now);
+        let used_up = |what: &str| {
+            let message = format!("the key's {what} of this minute are used up");
+            ApiError::rate_limited(message, window.seconds_left(now))
+        };
         if limits.requests.is_some_and(|limit| window.requests >= limit) {
-            return Err(ApiError::rate_limited("the key's requests of this minute are used up"));
+            return Err(used_up("requests"));
         }
         if limits.tokens.is_some_and(|limit| window.tokens >= limit) {
-            return Err(ApiError::rate_limited("the key's tokens of this minute are used up"));
+            return Err(used_up("tokens"));
         }
         window.requests += 1;
         Ok(Caller(Some(presented)))
+    }
+
+    /// What a key may do; none if it is not valid.
+    fn limits(&self, state: &KeyState, presented: KeyHash) -> Option<KeyLimits> {
+        let is_fixed =
+            self.fixed.iter().fold(false, |any, key| any | bool::from(key.ct_eq(&presented)));
+        let in_file = state.keys.iter().filter(|(key, _)| bool::from(key.ct_eq(&presented)));
+        let in_file = in_file.map(|(_, limits)| *limits).next_back();
+        if is_fixed { Some(KeyLimits::default()) } else { in_file }
+    }
+
+    /// How many tokens the key of a request has left in this minute; none for no limit.
+    ///
+    /// # Errors
+    /// If they are fewer than the request needs at least.
+    pub(crate) fn admit_tokens(&self, caller: Caller, least: usize) -> Result<Option<usize>> {
+        let Some(key) = caller.0 else { return Ok(None) };
+        let (mut state, now) = (self.state(), Instant::now());
+        let Some(limit) = self.limits(&state, key).and_then(|limits| limits.tokens) else {
+            return Ok(None);
+        };
+        let window = state.window(key, now);
+        let left = usize::try_from(limit.saturating_sub(window.tokens)).unwrap_or(usize::MAX);
+        if least <= left {
+            return Ok(Some(left));
+        }
+        let message = format!(
+            "the key has {left} of its {limit} tokens of this minute left, and the request needs \
+             at least {least}"
+        );
+        Err(ApiError::rate_limited(message, window.seconds_left(now)))
     }
 
     /// Counts tokens that a request has used.
@@ -152,14 +211,57 @@ impl ApiKeys {
     }
 }
 
+/// Counts the tokens of a request against the limits of its key as they come: those of its prompts
+/// first.
+pub(crate) struct TokenCounter {
+    keys: Arc<ApiKeys>,
+    caller: Caller,
+}
+
+impl TokenCounter {
+    pub(crate) fn new(keys: &Arc<ApiKeys>, caller: Caller) -> TokenCounter {
+        TokenCounter { keys: Arc::clone(keys), caller }
+    }
+
+    pub(crate) fn count(&self, tokens: usize) {
+        self.keys.count_tokens(self.caller, tokens);
+    }
+
+    /// How many tokens each of some answers may have, if prompts have `prompt` tokens and a request
+    /// asks for at most `max_tokens`; none for no limit.
+    ///
+    /// # Errors
+    /// If the key has fewer tokens left than prompts and answers need.
+    pub(crate) fn admit(
+        &self,
+        prompt: usize,
+        answers: usize,
+        max_tokens: Option<usize>,
+    ) -> Result<Option<usize>> {
+        let least = prompt + answers * max_tokens.unwrap_or(1).min(1);
+        let Some(left) = self.keys.admit_tokens(self.caller, least)? else {
+            return Ok(max_tokens);
+        };
+        let share = (left - prompt) / answers.max(1);
+        Ok(Some(max_tokens.map_or(share, |most| most.min(share))))
+    }
+}
+
 impl KeyState {
     fn window(&mut self, key: KeyHash, now: Instant) -> &mut Window {
         let fresh = || Window { began: now, requests: 0, tokens: 0 };
         let window = self.used.entry(key).or_insert_with(fresh);
-        if now - window.began >= Duration::from_secs(60) {
+        if now - window.began >= WINDOW {
             *window = fresh();
         }
         window
+    }
+}
+
+impl Window {
+    /// Whole seconds until it ends, at least one.
+    fn seconds_left(&self, now: Instant) -> u64 {
+        WINDOW.saturating_sub(now - self.began).as_secs() + 1
     }
 }
 
@@ -173,29 +275,37 @@ fn presented_key(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Lines of a key and of limits, such as `key requests=60 tokens=100000`. A word that starts with
-/// `#` begins a comment.
-fn parse_keys(text: &str) -> std::result::Result<Vec<(KeyHash, KeyLimits)>, String> {
-    let mut keys = Vec::new();
+/// `#` begins a comment. Returns the keys of all lines that are right, and what is wrong with the
+/// first other one.
+fn parse_keys(text: &str) -> (Vec<(KeyHash, KeyLimits)>, Option<String>) {
+    let (mut keys, mut wrong) = (Vec::new(), None);
     for (number, line) in text.lines().enumerate() {
         let mut words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
         let Some(key) = words.next() else { continue };
-        let mut limits = KeyLimits::default();
-        for word in words {
-            let limit = word.split_once('=').and_then(|(name, n)| Some((name, n.parse().ok()?)));
-            match limit {
-                Some(("requests", n)) => limits.requests = Some(n),
-                Some(("tokens", n)) => limits.tokens = Some(n),
-                _ => {
-                    let line = number + 1;
-                    return Err(format!(
-                        "line {line}: expected requests=N or tokens=N a minute after the key"
-                    ));
-                }
+        match limits_of(words) {
+            Some(limits) => keys.push((hash(key), limits)),
+            None => {
+                let expected = "expected requests=N or tokens=N a minute after the key";
+                wrong.get_or_insert_with(|| format!("line {}: {expected}", number + 1));
             }
         }
-        keys.push((hash(key), limits));
     }
-    Ok(keys)
+    (keys, wrong)
+}
+
+/// The limits behind a key.
+fn limits_of<'a>(words: impl Iterator<Item = &'a str>) -> Option<KeyLimits> {
+    let mut limits = KeyLimits::default();
+    for word in words {
+        let (name, number) = word.split_once('=')?;
+        let number = Some(number.parse().ok()?);
+        match name {
+            "requests" => limits.requests = number,
+            "tokens" => limits.tokens = number,
+            _ => return None,
+        }
+    }
+    Some(limits)
 }
 
 #[cfg(test)]
@@ -207,7 +317,7 @@ mod tests {
     }
 
     fn keys(options: ServerOptions) -> ApiKeys {
-        ApiKeys::new(&options).unwrap()
+        ApiKeys::new(&options, Reporter::default()).unwrap()
     }
 
     #[test]
@@ -225,7 +335,8 @@ mod tests {
 
     #[test]
     fn a_comment_begins_after_white_space() {
-        let keys = parse_keys("#all\nsk#secret requests=1 #few\n  # none\nb# #\n").unwrap();
+        let (keys, wrong) = parse_keys("#all\nsk#secret requests=1 #few\n  # none\nb# #\n");
+        assert_eq!(wrong, None);
         let limits = KeyLimits { requests: Some(1), tokens: None };
         assert_eq!(keys, [(hash("sk#secret"), limits), (hash("b#"), KeyLimits::default())]);
     }
@@ -249,10 +360,64 @@ mod tests {
         keys.state().checked = None;
         assert_eq!((admit("c").err(), admit("a").err()), (None, Some(401)));
         std::fs::write(&path, "c what=1\n").unwrap();
-        assert!(
-            ApiKeys::new(&ServerOptions { api_key_file: Some(path.clone()), ..Default::default() })
-                .is_err()
-        );
+        let options = ServerOptions { api_key_file: Some(path), ..Default::default() };
+        let error = ApiKeys::new(&options, Reporter::default()).err().unwrap();
+        assert!(error.contains("line 1: expected requests=N"), "{error}");
+    }
+
+    /// A key that is taken out of the file is no key any more, whatever is wrong with other lines.
+    #[test]
+    fn a_typo_in_the_file_keeps_no_key_of_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "a\nb\n").unwrap();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let notes = Arc::clone(&said);
+        let reporter = Reporter::new(move |progress| {
+            if let bodkin::Progress::Note(text) = progress {
+                notes.lock().unwrap().push(text.to_owned());
+            }
+        });
+        let options = ServerOptions { api_key_file: Some(path.clone()), ..Default::default() };
+        let keys = ApiKeys::new(&options, reporter).unwrap();
+        let is_valid = |key: &str| {
+            keys.state().checked = None;
+            keys.admit(&headers("x-api-key", key)).is_ok()
+        };
+        assert!(is_valid("a") && is_valid("b"));
+        std::fs::write(&path, "b\nc request=1\n").unwrap();
+        let later = SystemTime::now() + Duration::from_secs(5);
+        std::fs::File::open(&path).unwrap().set_modified(later).unwrap();
+        assert!(!is_valid("a") && is_valid("b") && !is_valid("c"));
+        std::fs::remove_file(&path).unwrap();
+        assert!(is_valid("b") && is_valid("b"));
+        let said = said.lock().unwrap();
+        assert!(said.len() == 2 && said[0].contains("line 2: expected requests=N"), "{said:?}");
+        assert!(said[1].contains("keys of before stay valid"), "{said:?}");
+    }
+
+    #[test]
+    fn an_empty_text_is_no_key() {
+        for key in ["", "  "] {
+            let options = ServerOptions { api_keys: vec![key.to_owned()], ..Default::default() };
+            let error = ApiKeys::new(&options, Reporter::default()).err().unwrap();
+            assert!(error.contains("expected a key, found an empty text"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_request_has_the_tokens_that_its_key_has_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys");
+        std::fs::write(&path, "a tokens=10\n").unwrap();
+        let keys = keys(ServerOptions { api_key_file: Some(path), ..Default::default() });
+        let caller = keys.admit(&headers("x-api-key", "a")).unwrap();
+        assert_eq!(keys.admit_tokens(caller, 10).unwrap(), Some(10));
+        keys.count_tokens(caller, 4);
+        assert_eq!(keys.admit_tokens(caller, 6).unwrap(), Some(6));
+        let error = keys.admit_tokens(caller, 7).unwrap_err();
+        assert!(error.message.contains("6 of its 10 tokens"), "{}", error.message);
+        assert!((59..=60).contains(&error.retry_after), "{}", error.retry_after);
     }
 
     #[cfg(unix)]

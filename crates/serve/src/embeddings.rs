@@ -257,15 +257,16 @@ pub(crate) async fn compute(
     let task = spawn_blocking(move || {
         let encoder = lease.encoder()?;
         let texts = tokenize(encoder)?;
+        counter.admit(texts.iter().map(Vec::len).sum(), 0, None)?;
         let (sender, vectors) = oneshot::channel();
         let sink = collector(texts.len(), sender);
         let submitted = encoder.submit_to(texts, &options, sink)?;
         let request = Submitted { cancels: CancelOnDrop(submitted.canceller), vectors };
+        counter.count(submitted.tokens);
         Ok::<_, ApiError>((lease, request, submitted.tokens))
     });
     let tokenized = task.await.map_err(|_| ApiError::internal("tokenizing the texts panicked"))?;
     let (lease, request, tokens) = tokenized?;
-    counter(tokens);
     let ended = |_| ApiError::internal("the model was unloaded");
     let vectors = tokio::select! {
         vectors = request.vectors => vectors.map_err(ended)??,

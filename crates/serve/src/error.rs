@@ -23,6 +23,10 @@ pub(crate) struct ApiError {
     pub(crate) param: Option<String>,
     /// Further numbers, such as `n_ctx`.
     pub(crate) details: Vec<(&'static str, u64)>,
+    /// Seconds after which a client may try again.
+    pub(crate) retry_after: u64,
+    /// The message with the paths of files, for the operator; none if `message` hides nothing.
+    pub(crate) full_message: Option<Box<str>>,
 }
 
 /// Why images are refused.
@@ -36,7 +40,15 @@ impl ApiError {
     }
 
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, kind, message: message.into(), param: None, details: Vec::new() }
+        ApiError {
+            status,
+            kind,
+            message: message.into(),
+            param: None,
+            details: Vec::new(),
+            retry_after: 1,
+            full_message: None,
+        }
     }
 
     /// A field has a value that is not accepted.
@@ -57,8 +69,10 @@ impl ApiError {
         ApiError::new(StatusCode::FORBIDDEN, "permission_error", message)
     }
 
-    pub(crate) fn rate_limited(message: impl Into<String>) -> ApiError {
-        ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+    /// A key's limit is used up for some seconds.
+    pub(crate) fn rate_limited(message: impl Into<String>, seconds: u64) -> ApiError {
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+        ApiError { retry_after: seconds, ..error }
     }
 
     pub(crate) fn not_found(message: impl Into<String>) -> ApiError {
@@ -118,6 +132,7 @@ impl From<EngineError> for ApiError {
             EngineError::Template(_)
             | EngineError::LongText { .. }
             | EngineError::EmptyPrompt
+            | EngineError::TooManyRequests { .. }
             | EngineError::UnknownToken { .. }
             | EngineError::NoText { .. }
             | EngineError::NoEmbeddings { .. }
@@ -144,7 +159,9 @@ impl From<RuntimeError> for ApiError {
             RuntimeError::Name { .. } | RuntimeError::UnknownModel { .. } => {
                 ApiError::not_found(error.to_string())
             }
-            RuntimeError::OutOfMemory { .. } => ApiError::unavailable(error.to_string()),
+            RuntimeError::OutOfMemory { .. } | RuntimeError::HostMemory { .. } => {
+                ApiError::unavailable(error.to_string())
+            }
             _ => ApiError::internal(error.to_string()),
         }
     }
@@ -169,7 +186,7 @@ pub(crate) fn write_error(mut response: Response, format: fn(&ApiError) -> Value
     let json = HeaderValue::from_static("application/json");
     parts.headers.insert(header::CONTENT_TYPE, json);
     if matches!(error.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
-        parts.headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        parts.headers.insert(header::RETRY_AFTER, HeaderValue::from(error.retry_after));
     }
     Response::from_parts(parts, Body::from(format(&error).to_string()))
 }

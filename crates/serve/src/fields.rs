@@ -199,11 +199,27 @@ impl Fields {
         }
     }
 
+    /// Refuses a field with another value than the one that stands for its absence.
+    pub(crate) fn refuse_unless(&mut self, name: &str, accepts: &[Value]) -> Result<()> {
+        match self.take(name) {
+            Some(value) if !accepts.contains(&value) => {
+                let accepted: Vec<String> = accepts.iter().map(Value::to_string).collect();
+                let field = self.field(name);
+                let accepted = accepted.join(" and ");
+                let message = format!("{field}: values other than {accepted} are not supported");
+                Err(ApiError::field(&field, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses a list of images, unless it is empty.
     pub(crate) fn refuse_images(&mut self, name: &str) -> Result<()> {
-        match self.take(name).and_then(|images| images.as_array().map(Vec::len)) {
-            None | Some(0) => Ok(()),
-            Some(_) => Err(ApiError::image(&self.field(name))),
+        match self.take(name) {
+            None => Ok(()),
+            Some(Value::Array(images)) if images.is_empty() => Ok(()),
+            Some(Value::Array(_)) => Err(ApiError::image(&self.field(name))),
+            Some(other) => Err(self.mismatch(name, "an array of images", &other)),
         }
     }
 

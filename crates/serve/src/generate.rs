@@ -2,56 +2,23 @@
 //! are tokenized on threads that may block; the events of all answers come through one channel.
 
 use bodkin::{Event, Finish, Logprobs, Request, Timings, Usage};
-use bodkin_engine::{EventDecoder, Update};
+use bodkin_engine::{EventDecoder, Update, UpdateSink};
 use serde_json::{Map, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 
+use crate::auth::TokenCounter;
 use crate::error::{ApiError, Result};
 use crate::metrics::RequestMetrics;
 use crate::models::Lease;
+use crate::prompt::{Prompt, tokenize};
 use crate::reasoning::{Delta, ReasoningSplitter};
 use crate::timings::{Clock, Reports};
 
 /// The most log-probabilities of prompts in one answer: those of their tokens, and of alternatives.
 /// As JSON, one takes about 200 bytes.
 const PROMPT_LOGPROBS: usize = 1 << 17;
-
-/// What to generate from.
-#[derive(Clone, Debug)]
-pub(crate) enum Prompt {
-    /// Token ids.
-    Tokens(Vec<u32>),
-    /// A text; special tokens in it are parsed.
-    Text(String),
-    /// A sequence of texts and token ids.
-    Mixed(Vec<Prompt>),
-    /// Messages for the model's chat template.
-    Chat(Chat),
-}
-
-/// A conversation.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Chat {
-    /// Messages as OpenAI has them.
-    pub(crate) messages: Vec<Value>,
-    /// Further variables of the template.
-    pub(crate) variables: Map<String, Value>,
-    pub(crate) end: ChatEnd,
-}
-
-/// What the prompt of a conversation ends with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum ChatEnd {
-    /// The mark of the answer that the model is to write.
-    #[default]
-    Answer,
-    /// The last message, which is the start of the answer.
-    Continued,
-    /// The end of the last message.
-    Message,
-}
 
 /// A request in the engine's terms.
 #[derive(Clone, Debug)]
@@ -94,9 +61,6 @@ pub(crate) enum EventKind {
     Failed(ApiError),
 }
 
-/// Receives the tokens of a request as they come: those of its prompts first.
-pub(crate) type TokenCounter = Box<dyn Fn(usize) + Send>;
-
 /// A running request. Dropping it cancels all its answers.
 pub(crate) struct Running {
     pub(crate) lease: Lease,
@@ -120,6 +84,7 @@ struct Choice {
     prompt_logprobs: Vec<Logprobs>,
     /// Tokens that have been counted.
     counted: usize,
+    has_ended: bool,
     clock: Clock,
     splitter: Option<ReasoningSplitter>,
     /// Tokens of the reasoning and of its marks.
@@ -143,72 +108,6 @@ pub(crate) struct AnswerToken {
     pub(crate) logprobs: Option<Box<Logprobs>>,
 }
 
-/// The tokens of a prompt, and its text if it has been rendered.
-fn tokenize(lease: &Lease, prompt: Prompt) -> Result<(Vec<u32>, Option<String>)> {
-    let model = lease.text()?;
-    match prompt {
-        Prompt::Tokens(tokens) => Ok((tokens, None)),
-        Prompt::Text(text) => Ok((model.tokenize(&text)?, None)),
-        Prompt::Mixed(parts) => {
-            let mut tokens = Vec::new();
-            for (i, part) in parts.into_iter().enumerate() {
-                match part {
-                    Prompt::Text(text) => {
-                        let tokenizer = model.engine().tokenizer();
-                        tokens.extend(tokenizer.try_encode(&text, i == 0, true)?);
-                    }
-                    part => tokens.extend(tokenize(lease, part)?.0),
-                }
-            }
-            Ok((tokens, None))
-        }
-        Prompt::Chat(chat) => {
-            let text = render(lease, &chat)?;
-            // The template writes the special tokens itself.
-            Ok((model.engine().tokenizer().try_encode(&text, false, true)?, Some(text)))
-        }
-    }
-}
-
-/// The tokens of a conversation, counted.
-pub(crate) async fn count_tokens(lease: Lease, chat: Chat) -> Result<usize> {
-    let task = spawn_blocking(move || tokenize(&lease, Prompt::Chat(chat)));
-    let (tokens, _) = task.await.map_err(|_| ApiError::internal("counting panicked"))??;
-    Ok(tokens.len())
-}
-
-/// The text of a conversation.
-pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
-    let mut variables = lease.defaults.variables.clone();
-    variables.extend(chat.variables.clone());
-    let has_mark = chat.end == ChatEnd::Answer;
-    let render = |messages| Ok(lease.text()?.render_chat(messages, &variables, has_mark)?);
-    match chat.end {
-        ChatEnd::Continued => render_continued(chat.messages.clone(), render),
-        ChatEnd::Answer | ChatEnd::Message => render(chat.messages.clone()),
-    }
-}
-
-/// The text of a conversation up to the end of its last message, without what the template writes
-/// behind it. A marker that is not in the conversation shows where the message ends.
-fn render_continued(
-    mut messages: Vec<Value>,
-    render: impl FnOnce(Vec<Value>) -> Result<String>,
-) -> Result<String> {
-    let marker = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
-    if let Some(last) = messages.last_mut() {
-        let text = last.get("content").and_then(Value::as_str).unwrap_or_default();
-        last["content"] = format!("{}{marker}", text.trim_end()).into();
-    }
-    let mut text = render(messages)?;
-    let Some(end) = text.rfind(&marker) else {
-        let message = "the chat template does not repeat the message to continue";
-        return Err(ApiError::bad_request(message));
-    };
-    text.truncate(end);
-    Ok(text)
-}
-
 impl Generation {
     /// Submits the request. `counter` receives its tokens, also if its client goes away.
     pub(crate) async fn start(
@@ -229,43 +128,48 @@ impl Generation {
         counter: TokenCounter,
         cancelled: watch::Receiver<bool>,
     ) -> Result<Running> {
-        let Generation { prompts, request, choices, separates_reasoning, reports } = self;
+        let Generation { prompts, mut request, choices, separates_reasoning, reports } = self;
         let prompts = prompts.into_iter().map(|prompt| tokenize(&lease, prompt));
         let prompts = prompts.collect::<Result<Vec<_>>>()?;
         check_prompt_logprobs(&prompts, &request, choices)?;
+        // The answers to a prompt read it once, unless each has its log-probabilities.
+        let readers = if request.prompt_logprobs.is_some() { choices } else { 1 };
+        let read = readers * prompts.iter().map(|(tokens, _)| tokens.len()).sum::<usize>();
+        request.max_tokens = counter.admit(read, prompts.len() * choices, request.max_tokens)?;
         let model = lease.text()?;
         let (sender, receiver) = unbounded_channel();
-        let mut running = Vec::with_capacity(prompts.len() * choices);
-        for (tokens, rendered) in &prompts {
+        let mut requests = Vec::with_capacity(prompts.len() * choices);
+        for (tokens, _) in &prompts {
             for n in 0..choices {
                 let mut request = request.clone();
                 request.prompt.clone_from(tokens);
                 // Answers differ, and each is what its seed gives alone.
                 request.sampling.seed = request.sampling.seed.map(|s| s.wrapping_add(n as u64));
-                let (sender, index) = (sender.clone(), running.len());
+                let (sender, index) = (sender.clone(), requests.len());
                 let sink = Box::new(move |update| sender.send((index, update)).is_ok());
-                let decoder = model.engine().submit_to(request, sink)?;
-                let splitter = match rendered {
-                    Some(text) if separates_reasoning => {
-                        ReasoningSplitter::new(model.template()?.source(), text)
-                    }
-                    _ => None,
-                };
-                let (clock, prompt_logprobs) = (Clock::new(reports), Vec::new());
-                let (counted, reasoning_tokens) = (0, 0);
-                running.push(Choice {
-                    decoder,
-                    prompt_logprobs,
-                    counted,
-                    clock,
-                    splitter,
-                    reasoning_tokens,
-                });
+                requests.push((request, sink as UpdateSink));
             }
         }
-        // The answers to a prompt read it once, unless each has its log-probabilities.
-        let readers = if request.prompt_logprobs.is_some() { choices } else { 1 };
-        counter(readers * prompts.iter().map(|(tokens, _)| tokens.len()).sum::<usize>());
+        let decoders = model.engine().submit_all(requests)?;
+        let mut running = Vec::with_capacity(decoders.len());
+        for (i, decoder) in decoders.into_iter().enumerate() {
+            let splitter = match &prompts[i / choices].1 {
+                Some(text) if separates_reasoning => {
+                    ReasoningSplitter::new(model.template()?.source(), text)
+                }
+                _ => None,
+            };
+            running.push(Choice {
+                decoder,
+                prompt_logprobs: Vec::new(),
+                counted: 0,
+                has_ended: false,
+                clock: Clock::new(reports),
+                splitter,
+                reasoning_tokens: 0,
+            });
+        }
+        counter.count(read);
         Ok(Running {
             usage: Usage::default(),
             prompts: prompts.into_iter().map(|(tokens, _)| tokens).collect(),
@@ -334,6 +238,11 @@ impl Running {
         self.choices[index].reasoning_tokens
     }
 
+    /// Whether all answers have ended, and their events were read.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.open == 0
+    }
+
     /// The next event; none when all answers have ended.
     pub(crate) async fn next(&mut self) -> Option<ChoiceEvent> {
         while self.open > 0 {
@@ -349,8 +258,12 @@ impl Running {
             let (index, update) = match update {
                 Ok(update) => update,
                 Err(error) => {
+                    let open = self.choices.iter_mut().filter(|choice| !choice.has_ended);
+                    for choice in open {
+                        choice.has_ended = true;
+                        self.metrics.failed(choice.counted, &error);
+                    }
                     self.open = 0;
-                    self.metrics.failed();
                     let (delta, kind) = (Delta::default(), EventKind::Failed(error));
                     return Some(ChoiceEvent { index: 0, delta, kind, report: Map::new() });
                 }
@@ -389,13 +302,13 @@ impl Running {
             Event::Token { id, text, logprobs } => {
                 report = choice.clock.token();
                 choice.counted += 1;
-                (self.counter)(1);
+                self.counter.count(1);
                 self.metrics.token(index);
                 (text, EventKind::Token { id, logprobs })
             }
             Event::Done { reason: finish, text, usage, timings } => {
-                self.open -= 1;
-                self.metrics.done(&usage, &timings);
+                (self.open, choice.has_ended) = (self.open - 1, true);
+                self.metrics.done(&finish, &usage, &timings);
                 self.usage.generated_tokens += usage.generated_tokens;
                 if is_first_of_prompt {
                     self.usage.prompt_tokens += usage.prompt_tokens;
@@ -405,13 +318,14 @@ impl Running {
                     self.metrics.all_done(&self.usage);
                 }
                 // Tokens without an event, such as the end of the answer.
-                (self.counter)(usage.generated_tokens.saturating_sub(choice.counted));
+                self.counter.count(usage.generated_tokens.saturating_sub(choice.counted));
                 (text, EventKind::Done { finish, usage, timings })
             }
             Event::Error(error) => {
-                self.open -= 1;
-                self.metrics.failed();
-                (String::new(), EventKind::Failed(error.into()))
+                (self.open, choice.has_ended) = (self.open - 1, true);
+                let error = ApiError::from(error);
+                self.metrics.failed(choice.counted, &error);
+                (String::new(), EventKind::Failed(error))
             }
         };
         let is_token = matches!(kind, EventKind::Token { .. });
@@ -455,25 +369,11 @@ impl Running {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn a_continued_message_ends_where_its_text_does() {
-        let render = |messages: Vec<Value>| {
-            let line = |m: &Value| format!("<|start|>{}<|end|>", m["content"].as_str().unwrap());
-            Ok(messages.iter().map(line).collect::<String>())
-        };
-        for text in ["end", "<", "|", "", "an answer", "end  \n"] {
-            let messages = vec![json!({ "content": "hi" }), json!({ "content": text })];
-            let wanted = format!("<|start|>hi<|end|><|start|>{}", text.trim_end());
-            assert_eq!(render_continued(messages, render).unwrap(), wanted);
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The client has gone.
+        for choice in self.choices.iter().filter(|choice| !choice.has_ended) {
+            self.metrics.cancelled(choice.counted);
         }
-        let first = |messages: Vec<Value>| Ok(messages[0]["content"].to_string());
-        let messages = vec![json!({ "content": "hi" }), json!({ "content": "hi" })];
-        assert!(render_continued(messages, first).is_err());
     }
 }

@@ -22,13 +22,16 @@ mod openai;
 mod openapi;
 mod options;
 mod origins;
+mod prompt;
 mod reasoning;
+mod request_id;
 mod rerank;
 mod router;
 mod sampling;
 mod server;
 mod stream;
 mod timings;
+mod write_timeout;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -75,7 +78,7 @@ impl Server {
     /// If the address, the certificate, the key file or an allowed origin cannot be used, or a
     /// model cannot be found.
     pub fn bind(options: ServerOptions, reporter: Reporter) -> Result<Server, Error> {
-        let keys = ApiKeys::new(&options).map_err(Error::Keys)?;
+        let keys = ApiKeys::new(&options, reporter.clone()).map_err(Error::Keys)?;
         sampling::defaults(&options.defaults, Request::default())
             .map_err(|error| Error::Defaults(error.message))?;
         origins::check(&options.cors_origins)?;
@@ -85,6 +88,7 @@ impl Server {
         }
         let listener = Listener::bind(&options)?;
         let pool = ModelPool::new(&options, reporter);
+        pool.read_headers();
         let app = Arc::new(App::new(options, pool, keys));
         Ok(Server { listener, app, stop: watch::channel(false) })
     }
@@ -138,7 +142,11 @@ impl Server {
             };
             match loaded {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => return Err(Error::Model(error.message)),
+                Ok(Err(error)) => {
+                    return Err(Error::Model(
+                        error.full_message.map_or(error.message, String::from),
+                    ));
+                }
                 Err(_) => return Err(Error::Model("loading the model panicked".to_owned())),
             }
             let result = serve.await;

@@ -1,6 +1,8 @@
 //! llama-server's own interface: completion with all its options, tokens, templates, properties and
 //! slots.
 
+pub(crate) mod server;
+
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -13,11 +15,12 @@ use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float, form};
-use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, Running, render};
+use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, Running};
 use crate::models::Lease;
 use crate::openai::chat::chat;
 use crate::openai::completions::prompts_of;
-use crate::openai::{FINGERPRINT, piece, pieces};
+use crate::openai::{piece, pieces};
+use crate::prompt::render;
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::{LlamaTimings, Reports, add_report};
 
@@ -35,6 +38,7 @@ pub(crate) async fn completion(
     ["grammar", "json_schema", "lora", "post_sampling_probs"]
         .into_iter()
         .try_for_each(|f| fields.refuse(f))?;
+    refuse_unlike_defaults(&mut fields)?;
     let lease = app.model(model.as_deref()).await?;
     let prompts = prompts_of(fields.take("prompt"))?;
     let mut request = lease.request(&mut fields)?;
@@ -71,6 +75,21 @@ pub(crate) async fn completion(
         };
         Json(body).into_response()
     }))
+}
+
+/// The order of samplers, which is the one that llama-server has by default.
+const SAMPLERS: [&str; 9] =
+    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
+
+/// Refuses llama-server's options that the server does not have, unless they change nothing.
+fn refuse_unlike_defaults(fields: &mut Fields) -> Result<()> {
+    for name in ["n", "n_cmpl"] {
+        fields.refuse_unless(name, &[1.into()])?;
+    }
+    fields.refuse_unless("samplers", &[json!(SAMPLERS), json!("edskypmxt")])?;
+    fields.refuse_unless("dynatemp_range", &[0.into(), 0.0.into()])?;
+    // No limit of time.
+    fields.refuse_unless("t_max_predict_ms", &[(-1).into(), 0.into()])
 }
 
 /// What the last object of an answer repeats of the request.
@@ -247,8 +266,7 @@ pub(crate) async fn tokenize(State(app): State<SharedApp>, mut fields: Fields) -
     let parses_special = fields.boolean("parse_special")?.unwrap_or(true);
     let with_pieces = fields.boolean("with_pieces")?.unwrap_or(false);
     blocking(move || {
-        let tokenizer = lease.text()?.engine().tokenizer();
-        let ids = tokenizer.try_encode(&text, adds_special, parses_special)?;
+        let ids = lease.tokenizer()?.try_encode(&text, adds_special, parses_special)?;
         Ok(match with_pieces {
             false => Tokens::Ids { tokens: ids },
             true => {
@@ -281,7 +299,7 @@ pub(crate) async fn detokenize(
 ) -> Result<Response> {
     let lease = app.model(fields.string("model")?.as_deref()).await?;
     let values = fields.array("tokens")?.unwrap_or_default();
-    let vocabulary = lease.text()?.engine().tokenizer().vocab_size();
+    let vocabulary = lease.tokenizer()?.vocab_size();
     let id = |value: &Value| {
         let id = value.as_u64().filter(|&id| id < vocabulary as u64);
         let expected = format!("token ids below {vocabulary}");
@@ -289,7 +307,7 @@ pub(crate) async fn detokenize(
     };
     let ids = values.iter().map(id).collect::<Result<Vec<u32>>>()?;
     blocking(move || {
-        let text = lease.text()?.engine().tokenizer().decode(&ids, true);
+        let text = lease.tokenizer()?.decode(&ids, true);
         Ok(json!({ "content": String::from_utf8_lossy(&text) }))
     })
     .await
@@ -315,46 +333,4 @@ async fn blocking<T: Serialize + Send + 'static>(
     let result = spawn_blocking(work).await;
     let value = result.map_err(|_| ApiError::internal("the request's work panicked"))??;
     Ok(Json(value).into_response())
-}
-
-/// What the server runs.
-pub(crate) async fn props(State(app): State<SharedApp>) -> Result<Response> {
-    let lease = app.model(None).await?;
-    let model = lease.text()?;
-    let template = model.template().map(|template| template.source().to_owned());
-    let tokenizer = model.engine().tokenizer();
-    let text = |id: Option<u32>| id.map(|id| piece(&lease, id).0).unwrap_or_default();
-    let sampling = settings(&lease.defaults.request);
-    Ok(Json(json!({
-        "default_generation_settings": { "n_ctx": model.context(), "params": sampling },
-        "total_slots": app.options.load.parallel,
-        "model_alias": lease.id(),
-        "model_path": lease.details.path,
-        "chat_template": template.unwrap_or_default(),
-        "bos_token": text(tokenizer.bos()),
-        "eos_token": text(tokenizer.eos()),
-        "build_info": FINGERPRINT,
-        "endpoint_slots": true,
-        "endpoint_props": false,
-        "endpoint_metrics": true,
-        "is_sleeping": false,
-        "modalities": { "vision": false, "audio": false },
-    }))
-    .into_response())
-}
-
-/// The places for requests: this server has no fixed ones, so running requests fill the first.
-pub(crate) async fn slots(State(app): State<SharedApp>) -> Result<Response> {
-    let lease = app.model(None).await?;
-    let model = lease.text()?;
-    let running = model.engine().stats().running;
-    let slots = (0..app.options.load.parallel).map(|id| {
-        json!({
-            "id": id,
-            "n_ctx": model.context(),
-            "speculative": false,
-            "is_processing": id < running,
-        })
-    });
-    Ok(Json(slots.collect::<Value>()).into_response())
 }

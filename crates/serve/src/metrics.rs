@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use bodkin::{Timings, Usage};
+use bodkin::{Finish, Timings, Usage};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,7 +15,9 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use tracing::Span;
 
+use crate::error::ApiError;
 use crate::models::ModelPool;
+use crate::request_id;
 use engines::{EngineCollector, ModelLabels, RequestTotals};
 
 /// Seconds from a request to its first token.
@@ -40,6 +42,13 @@ struct RequestLabels {
     status: u16,
 }
 
+/// How an answer ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndLabels {
+    model: String,
+    reason: &'static str,
+}
+
 type ModelHistogram = Family<ModelLabels, Histogram, fn() -> Histogram>;
 
 /// What is measured of all requests.
@@ -52,6 +61,7 @@ pub(crate) struct Metrics {
     expert_layer: ModelHistogram,
     expert_routing: ModelHistogram,
     embedded: Family<ModelLabels, Counter>,
+    ended: Family<EndLabels, Counter>,
     totals: Arc<RequestTotals>,
     /// When the server started, in seconds since 1970.
     pub(crate) started: i64,
@@ -62,6 +72,10 @@ pub(crate) struct RequestMetrics {
     first_token: Histogram,
     inter_token: Histogram,
     request: Histogram,
+    ended: Family<EndLabels, Counter>,
+    /// Of the request.
+    id: String,
+    model: String,
     /// The request's.
     span: Span,
     started: Instant,
@@ -108,6 +122,9 @@ impl Metrics {
         );
         let embedded = Family::default();
         registry.register("bodkin_embedded_tokens", "Tokens of embedded texts", embedded.clone());
+        let ended = Family::default();
+        let help = "Answers that have ended, by reason";
+        registry.register("bodkin_requests_ended", help, ended.clone());
         let totals = Arc::new(RequestTotals::default());
         let collector = EngineCollector { pool: Arc::clone(pool), totals: Arc::clone(&totals) };
         registry.register_collector(Box::new(collector));
@@ -121,6 +138,7 @@ impl Metrics {
             expert_layer,
             expert_routing,
             embedded,
+            ended,
             totals,
             started: jiff::Timestamp::now().as_second(),
         }
@@ -138,6 +156,9 @@ impl Metrics {
         let span = Span::current();
         span.record("gen_ai.request.model", model);
         RequestMetrics {
+            ended: self.ended.clone(),
+            id: request_id::current(),
+            model: model.to_owned(),
             span,
             first_token: self.first_token.get_or_create(&labels).clone(),
             inter_token: self.inter_token.get_or_create(&labels).clone(),
@@ -220,13 +241,32 @@ impl RequestMetrics {
     }
 
     /// Notes the end of an answer.
-    pub(crate) fn done(&mut self, usage: &Usage, timings: &Timings) {
+    pub(crate) fn done(&mut self, finish: &Finish, usage: &Usage, timings: &Timings) {
         self.request.observe(self.started.elapsed().as_secs_f64());
         let us = |ms: f64| (ms * 1e3) as u64;
         self.totals.prompt_us.fetch_add(us(timings.prompt_ms - timings.queue_ms), Relaxed);
         self.totals.generate_us.fetch_add(us(timings.generate_ms), Relaxed);
         let tokens = usage.prompt_tokens + usage.generated_tokens;
         self.totals.longest.fetch_max(tokens as u64, Relaxed);
+        let reason = match finish {
+            Finish::End | Finish::Stop(_) => "stop",
+            Finish::Length => "length",
+            Finish::Context => "context",
+            Finish::Cancelled => "cancelled",
+        };
+        self.count(reason);
+        let (prompt_tokens, tokens) = (usage.prompt_tokens, usage.generated_tokens);
+        let RequestMetrics { id, model, .. } = &*self;
+        tracing::info!(id, model, prompt_tokens, tokens, reason, ms = self.ms(), "answer");
+    }
+
+    fn count(&self, reason: &'static str) {
+        self.ended.get_or_create(&EndLabels { model: self.model.clone(), reason }).inc();
+    }
+
+    /// Milliseconds since the request began.
+    fn ms(&self) -> f64 {
+        self.started.elapsed().as_micros() as f64 / 1e3
     }
 
     /// Notes that all answers have ended, with the tokens of all.
@@ -236,8 +276,19 @@ impl RequestMetrics {
         self.span.record("gen_ai.usage.output_tokens", usage.generated_tokens as i64);
     }
 
-    /// Notes that an answer has failed.
-    pub(crate) fn failed(&self) {
+    /// Notes that an answer has failed behind some tokens.
+    pub(crate) fn failed(&self, tokens: usize, error: &ApiError) {
         self.span.record("otel.status_code", "ERROR");
+        self.count("error");
+        let RequestMetrics { id, model, .. } = self;
+        let error = error.message.as_str();
+        tracing::warn!(id, model, tokens, reason = "error", error, ms = self.ms(), "answer");
+    }
+
+    /// Notes that the client of an answer has gone behind some tokens.
+    pub(crate) fn cancelled(&self, tokens: usize) {
+        self.count("cancelled");
+        let RequestMetrics { id, model, .. } = self;
+        tracing::info!(id, model, tokens, reason = "cancelled", ms = self.ms(), "answer");
     }
 }

@@ -3,37 +3,39 @@
 
 mod backoff;
 mod entry;
+mod loaded;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bodkin::{
-    DeviceKind, Encoder, Error as RuntimeError, ExpertBudget, Model, ModelFile, Options, Reporter,
-};
-use serde_json::{Map, Value, json};
+use bodkin::memory::total_bytes;
+use bodkin::{Error as RuntimeError, ExpertBudget, Reporter};
+use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
-use crate::experts::ExpertSample;
 use crate::options::{ModelSpec, ServerOptions};
-use crate::sampling::{self, Defaults};
+use crate::sampling;
 
-pub(crate) use entry::{Details, Entry, Kind, Lease, Loaded, Measured};
+pub(crate) use entry::{Entry, Lease, Measured};
+pub(crate) use loaded::{Details, Kind};
 
 use entry::State;
+use loaded::{LoadError, LoadOptions, Loaded, load};
 
 /// How long metrics wait for the answer of an engine about its experts.
 const EXPERTS_TIMEOUT: Duration = Duration::from_millis(100);
 
+/// How often a load that waits for memory looks whether a model is idle.
+const RELEASE_CHECK: Duration = Duration::from_millis(20);
+
 /// All models of a server.
 pub(crate) struct ModelPool {
     entries: Vec<Arc<Entry>>,
-    load: Options,
-    /// Whether models that were made for text embed texts instead.
-    embeds: bool,
-    defaults: Map<String, Value>,
+    load: LoadOptions,
     memory_bytes: Option<u64>,
-    reporter: Reporter,
+    /// How long a load waits for requests of other models to end, whose memory it needs.
+    release_timeout: Duration,
     /// Held while memory is made free and a model is loaded.
     loading: Arc<tokio::sync::Mutex<()>>,
 }
@@ -44,11 +46,14 @@ impl ModelPool {
         let entry = |spec: &ModelSpec| Arc::new(Entry::new(spec, created, options));
         ModelPool {
             entries: options.models.iter().map(entry).collect(),
-            load: options.load.clone(),
-            embeds: options.embeds,
-            defaults: options.defaults.clone(),
+            load: LoadOptions {
+                options: options.load.clone(),
+                embeds: options.embeds,
+                defaults: options.defaults.clone(),
+                reporter,
+            },
             memory_bytes: options.memory_bytes,
-            reporter,
+            release_timeout: options.release_timeout,
             loading: Arc::default(),
         }
     }
@@ -73,6 +78,16 @@ impl ModelPool {
         }
     }
 
+    /// Reads the headers of models that are on this machine, for clients that ask about a model
+    /// before its first load.
+    pub(crate) fn read_headers(&self) {
+        for entry in &self.entries {
+            if let Some(known) = loaded::known(&entry.spec.source, &self.load) {
+                entry.set_known(known);
+            }
+        }
+    }
+
     /// The entry that a client names. Without a name it is the first one, and a server of one
     /// model answers to every name, as clients have names built in.
     pub(crate) fn entry(&self, name: Option<&str>) -> Result<&Arc<Entry>> {
@@ -80,8 +95,7 @@ impl ModelPool {
         if name.is_empty() || self.entries.len() == 1 {
             return self.entries.first().ok_or_else(|| ApiError::not_found("no model is served"));
         }
-        let plain = |id: &str| id.strip_suffix(":latest").unwrap_or(id).to_owned();
-        let found = self.entries.iter().find(|entry| plain(&entry.spec.id) == plain(name));
+        let found = self.entries.iter().find(|entry| entry.has_name(name));
         found.ok_or_else(|| {
             let known: Vec<&str> = self.entries.iter().map(|e| e.spec.id.as_str()).collect();
             let name: String = name.chars().take(100).collect();
@@ -119,13 +133,19 @@ impl ModelPool {
         task.await.map_err(|_| ApiError::internal("loading the model panicked"))?
     }
 
-    /// Loads a model in the place of what its entry has. Only if `evicts`, idle models are unloaded
-    /// until it fits.
-    async fn replace(&self, entry: &Arc<Entry>, evicts: bool) -> Result<Lease> {
+    /// Loads a model in the place of what its entry has. Idle models are unloaded until it fits; if
+    /// it `waits`, busy ones too, when their requests have ended.
+    async fn replace(&self, entry: &Arc<Entry>, waits: bool) -> Result<Lease> {
         // A model that has failed frees its memory first.
         free(entry.begin_load()).await;
-        let loaded = self.load(entry, evicts).await;
-        entry.end_load(loaded)
+        let loaded = self.load(entry, waits).await;
+        if let Err(error) = &loaded {
+            let cause = error.full_message.as_deref().unwrap_or(&error.message);
+            tracing::warn!(model = entry.spec.id, "{cause}");
+        }
+        // The server works while another model does, and this one may have room later.
+        let others_serve = self.entries.iter().any(|entry| entry.loaded().is_some());
+        entry.end_load(loaded, others_serve)
     }
 
     /// Loads a model that has failed again, so that a router that waits for `/health` need not send
@@ -148,38 +168,72 @@ impl ModelPool {
             let model = &entry.spec.id;
             match pool.replace(&entry, false).await {
                 Ok(_) => tracing::info!(model, "loaded again after a failure"),
-                Err(error) => tracing::warn!(model, "loading again: {}", error.message),
+                // The load has said why.
+                Err(_) => tracing::warn!(model, "not loaded again after a failure"),
             }
         });
     }
 
     /// Loads a model.
-    async fn load(&self, entry: &Arc<Entry>, evicts: bool) -> Result<Loaded> {
+    async fn load(&self, entry: &Arc<Entry>, waits: bool) -> Result<Loaded> {
         // A model is rather loaded whole without the idle ones than with few experts beside them.
-        let mut is_whole = evicts && self.load.expert_budget == ExpertBudget::Auto;
+        let has_auto_budget = self.load.options.expert_budget == ExpertBudget::Auto;
+        let mut is_whole = has_auto_budget;
+        let deadline = Instant::now() + self.release_timeout;
         loop {
-            let (source, mut options) = (entry.spec.source.clone(), self.load.clone());
+            let (source, mut load_options) = (entry.spec.source.clone(), self.load.clone());
             if is_whole {
-                options.expert_budget = ExpertBudget::Share(1.0);
+                load_options.options.expert_budget = ExpertBudget::Share(1.0);
             }
-            let used: u64 = self.entries.iter().filter_map(|e| Some(e.loaded()?.bytes)).sum();
-            options.memory_bytes = self.memory_bytes.map(|bytes| bytes.saturating_sub(used));
-            let (embeds, reporter) = (self.embeds, self.reporter.clone());
-            let task = spawn_blocking(move || load(&source, &options, embeds, &reporter));
+            let used = self.loaded_bytes();
+            let free = self.memory_bytes.map(|bytes| bytes.saturating_sub(used));
+            load_options.options.memory_bytes = free;
+            let task = spawn_blocking(move || load(&source, &load_options));
             let result =
                 task.await.map_err(|_| ApiError::internal("loading the model panicked"))?;
-            let is_too_large = matches!(result, Err(RuntimeError::OutOfMemory { .. }));
-            if is_too_large && evicts && self.unload_idle().await {
-                continue;
+            let LoadError { error, path } = match result {
+                Ok(loaded) => return self.with_defaults(loaded),
+                Err(error) => *error,
+            };
+            if let RuntimeError::OutOfMemory { memory, available_bytes, .. } = &error {
+                let missing = total_bytes(memory).saturating_sub(*available_bytes);
+                let has_enough = self.loaded_bytes() >= missing;
+                // Nobody asks for a model that is loaded again by itself: it takes no room in vain.
+                let has_more_room = (waits || has_enough) && self.unload_idle().await;
+                if has_more_room || std::mem::take(&mut is_whole) {
+                    continue;
+                }
+                if has_enough && waits && self.unload_busy(deadline).await {
+                    is_whole = has_auto_budget;
+                    continue;
+                }
             }
-            if is_too_large && std::mem::take(&mut is_whole) {
-                continue;
-            }
-            let mut loaded = result?;
-            let request = std::mem::take(&mut loaded.defaults.request);
-            loaded.defaults = sampling::defaults(&self.defaults, request)?;
-            return Ok(loaded);
+            return Err(entry.without_paths(error.into(), path.as_deref()));
         }
+    }
+
+    /// The model with what the requests of this server start from.
+    fn with_defaults(&self, mut loaded: Loaded) -> Result<Loaded> {
+        let request = loaded.defaults.request.clone();
+        loaded.defaults = Arc::new(sampling::defaults(&self.load.defaults, request)?);
+        Ok(loaded)
+    }
+
+    /// The bytes of all loaded models.
+    fn loaded_bytes(&self) -> u64 {
+        self.entries.iter().filter_map(|entry| Some(entry.loaded()?.bytes)).sum()
+    }
+
+    /// Waits for the requests of a busy model to end, and unloads it. Returns false if those of
+    /// none end before the deadline.
+    async fn unload_busy(&self, deadline: Instant) -> bool {
+        while Instant::now() < deadline {
+            if self.unload_idle().await {
+                return true;
+            }
+            tokio::time::sleep(RELEASE_CHECK).await;
+        }
+        false
     }
 
     /// Unloads the model that was idle longest. Returns false if there is none.
@@ -256,58 +310,59 @@ async fn free(state: State) {
     let _ = spawn_blocking(move || drop(state)).await;
 }
 
-/// Loads a model: one that was made for text also `embeds` instead, if it is to.
-fn load(
-    source: &str,
-    options: &Options,
-    embeds: bool,
-    reporter: &Reporter,
-) -> bodkin::Result<Loaded> {
-    let file = ModelFile::find(source, reporter)?;
-    let mapped = Arc::clone(&file.file);
-    let mut details = Details {
-        architecture: file.plan.architecture.clone(),
-        parameters: file.plan.cost().parameters,
-        weight_bytes: file.plan.cost().weight_bytes,
-        context: file.plan.context_length,
-        trained_context: file.plan.context_length,
-        licence: mapped.metadata().str("general.license").ok().flatten().map(str::to_owned),
-        path: file.name.clone(),
-        format: file.main_format(),
-        is_on_gpu: false,
-    };
-    let mut defaults = Defaults::default();
-    let (kind, bytes) = if embeds || file.is_embedder() {
-        let encoder = Encoder::open(file, options)?;
-        details.context = encoder.context();
-        let bytes = encoder.bytes();
-        (Kind::Encoder(Box::new(encoder)), bytes)
-    } else {
-        let model = Model::open(file, options)?;
-        details.context = model.context();
-        details.is_on_gpu = model.backend().devices().iter().all(|d| d.kind != DeviceKind::Cpu);
-        let bytes = model.bytes();
-        defaults.request = model.request();
-        (Kind::Text(Box::new(model)), bytes)
-    };
-    let mapped = (!details.is_on_gpu).then_some(mapped);
-    Ok(Loaded { kind, bytes, details, mapped, defaults, experts: ExpertSample::default() })
-}
-
 #[cfg(test)]
 mod tests {
+    use bodkin::Options;
+
     use super::*;
+
+    /// A pool of tiny models of the kit.
+    fn pool(names: &[&str], memory_bytes: Option<u64>) -> Arc<ModelPool> {
+        let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity");
+        let spec = |name: &&str| {
+            let source = models.join(format!("models/{name}.gguf")).display().to_string();
+            ModelSpec { id: (*name).to_owned(), source }
+        };
+        let models = names.iter().map(spec).collect();
+        let load = Options { device: "cpu".to_owned(), ctx_size: Some(256), ..Options::default() };
+        let options = ServerOptions { models, load, memory_bytes, ..ServerOptions::default() };
+        Arc::new(ModelPool::new(&options, Reporter::default()))
+    }
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(work)
+    }
+
+    /// It would wait for ever otherwise, as nobody asks for the idle one.
+    #[test]
+    fn a_model_that_is_loaded_again_takes_the_room_of_an_idle_one() {
+        run(async {
+            let names = ["llama", "qwen3"];
+            let both = pool(&names, None);
+            for name in names {
+                drop(both.get(Some(name)).await.ok().unwrap());
+            }
+            let pool = pool(&names, Some(both.loaded_bytes() - 1));
+            drop(pool.get(Some("llama")).await.ok().unwrap());
+            let failed = &pool.entries[1];
+            failed.begin_load();
+            assert!(failed.end_load(Err(ApiError::internal("it is broken")), true).is_err());
+            let deadline = Instant::now() + Duration::from_secs(60);
+            while failed.loaded().is_none() {
+                assert!(Instant::now() < deadline, "{}", pool.health().1);
+                pool.reload_failed();
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            assert_eq!(pool.entries[0].status().0, "unloaded");
+            assert!(pool.health().0, "{}", pool.health().1);
+        });
+    }
 
     #[test]
     fn a_load_goes_on_when_its_client_goes_away() {
-        let models = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity");
-        let source = models.join("models/llama.gguf").display().to_string();
-        let spec = ModelSpec { id: "llama".to_owned(), source };
-        let load = Options { device: "cpu".to_owned(), ctx_size: Some(256), ..Options::default() };
-        let options = ServerOptions { models: vec![spec], load, ..ServerOptions::default() };
-        let pool = Arc::new(ModelPool::new(&options, Reporter::default()));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        let pool = pool(&["llama"], None);
+        run(async {
             let gone = tokio::time::timeout(Duration::ZERO, pool.get(None)).await;
             assert!(gone.is_err(), "the load takes longer");
             let deadline = Instant::now() + Duration::from_secs(60);

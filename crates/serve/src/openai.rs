@@ -21,7 +21,7 @@ pub(crate) const FINGERPRINT: &str = concat!("bodkin-", env!("CARGO_PKG_VERSION"
 const CHOICES: i64 = 64;
 
 /// The most log-probabilities of one position.
-const TOP_LOGPROBS: i64 = 20;
+pub(crate) const TOP_LOGPROBS: i64 = 20;
 
 /// Seconds since 1970.
 pub(crate) fn now() -> i64 {
@@ -38,7 +38,7 @@ pub(crate) fn new_id(prefix: &str) -> String {
 fn refuse_missing(fields: &mut Fields) -> Result<()> {
     ["tools", "functions", "tool_choice", "function_call", "response_format", "json_schema"]
         .into_iter()
-        .chain(["grammar", "audio", "prediction", "web_search_options"])
+        .chain(["grammar", "audio", "prediction", "web_search_options", "lora"])
         .try_for_each(|name| fields.refuse(name))
 }
 
@@ -75,7 +75,7 @@ pub(crate) fn usage(usage: &Usage) -> Value {
 
 /// The text and the bytes of a token.
 pub(crate) fn piece(lease: &Lease, id: u32) -> (String, Vec<u8>) {
-    let bytes = lease.text().map(|model| model.engine().tokenizer().piece(id, true));
+    let bytes = lease.tokenizer().map(|tokenizer| tokenizer.piece(id, true));
     let bytes = bytes.unwrap_or_default().to_vec();
     (String::from_utf8_lossy(&bytes).into_owned(), bytes)
 }

@@ -1,10 +1,16 @@
 //! The OpenAPI document of all paths: what fields there are, their types and ranges.
 
+mod types;
+
 use serde_json::{Map, Value, json};
+
+use types::{
+    TOKENS, boolean, input, integer, keep_alive, limit, message, messages, number, object, prompt,
+    schema, stop, stream_options, text, texts,
+};
 
 /// The largest numbers of fields without a natural end.
 const LARGE: i64 = i32::MAX as i64;
-const TOKENS: i64 = u32::MAX as i64;
 
 /// The document.
 pub(crate) fn document() -> Value {
@@ -18,6 +24,10 @@ pub(crate) fn document() -> Value {
         if path.contains("{id}") {
             let id = json!({ "name": "id", "in": "path", "required": true, "schema": text() });
             operation["parameters"] = json!([id]);
+        }
+        if let Some((_, names)) = PARAMETERS.iter().find(|(of, _)| of == path) {
+            let parameter = |name| json!({ "name": name, "in": "query", "schema": text() });
+            operation["parameters"] = names.iter().map(parameter).collect();
         }
         paths.insert((*path).to_owned(), json!({ "get": operation }));
     }
@@ -74,6 +84,10 @@ const GETS: &[(&str, &str, &[&str])] = &[
     ("/api/tags", "All models (Ollama)", JSON),
     ("/api/ps", "The loaded models (Ollama)", JSON),
 ];
+
+/// Parameters in the queries of GET operations.
+const PARAMETERS: &[(&str, &[&str])] =
+    &[("/props", &["model"]), ("/slots", &["model", "fail_on_no_slot"])];
 
 /// The POST operations: their paths, what they do, the fields that must be there, the format in
 /// which they may stream, and all fields.
@@ -148,6 +162,7 @@ fn chat() -> Value {
         "stream": boolean(),
         "stream_options": stream_options(),
         "reasoning_format": text(),
+        "modalities": { "type": ["array", "null"], "items": { "const": "text" } },
     });
     add(&mut fields, own);
     with_reports(fields)
@@ -159,6 +174,7 @@ fn completions() -> Value {
         "max_tokens": integer(-2, TOKENS),
         "n_predict": integer(-2, TOKENS),
         "n": integer(1, 64),
+        "best_of": integer(1, 64),
         "logprobs": integer(0, 20),
         "echo": boolean(),
         "stream": boolean(),
@@ -168,7 +184,11 @@ fn completions() -> Value {
 
 /// An input, from which an answer's tokens can be counted, too.
 fn responses_input() -> Value {
-    json!({ "input": { "oneOf": [{ "type": "string" }, messages()] }, "instructions": text() })
+    json!({
+        "input": { "oneOf": [{ "type": "string" }, messages()] },
+        "instructions": text(),
+        "reasoning": { "type": ["object", "null"], "properties": { "effort": text() } },
+    })
 }
 
 fn responses() -> Value {
@@ -176,6 +196,10 @@ fn responses() -> Value {
     let own = json!({
         "max_output_tokens": limit(),
         "metadata": object(),
+        "tool_choice": { "enum": ["auto", "none", null] },
+        "truncation": { "enum": ["disabled", null] },
+        "top_logprobs": integer(0, 0),
+        "include": { "type": ["array", "null"], "maxItems": 0 },
         "stream": boolean(),
     });
     add(&mut fields, own);
@@ -249,6 +273,7 @@ fn template() -> Value {
         "chat_template_kwargs": object(),
         "continue_final_message": boolean(),
         "add_generation_prompt": boolean(),
+        "reasoning_effort": text(),
     })
 }
 
@@ -270,11 +295,21 @@ fn ollama_chat() -> Value {
 
 /// The fields that both of Ollama's generating paths have, added to others.
 fn with_ollama(mut fields: Value) -> Value {
-    let options = with_sampling(json!({ "num_predict": integer(-2, TOKENS) }));
+    let options = with_sampling(json!({
+        "num_predict": integer(-2, TOKENS),
+        "num_ctx": integer(1, LARGE),
+        "num_keep": integer(-1, LARGE),
+        "num_batch": integer(1, LARGE),
+        "num_gpu": integer(-1, LARGE),
+        "num_thread": integer(0, LARGE),
+        "use_mmap": boolean(),
+    }));
     fields["options"] = json!({ "type": ["object", "null"], "properties": options });
     fields["keep_alive"] = keep_alive();
     fields["name"] = text();
     fields["stream"] = boolean();
+    fields["logprobs"] = boolean();
+    fields["top_logprobs"] = integer(0, 20);
     fields["think"] = json!({ "type": ["boolean", "string", "null"] });
     fields
 }
@@ -287,6 +322,7 @@ fn anthropic_messages() -> Value {
         "messages": messages(),
         "system": { "type": ["string", "array", "null"], "items": { "type": "object" } },
         "thinking": thinking,
+        "output_config": { "type": ["object", "null"], "properties": { "effort": text() } },
     })
 }
 
@@ -378,95 +414,6 @@ fn with_sampling(mut fields: Value) -> Value {
     });
     add(&mut fields, sampling);
     fields
-}
-
-/// A text, or at most `most` of them.
-fn stop(most: i64) -> Value {
-    let kinds = ["string", "array", "null"];
-    json!({ "type": kinds, "items": { "type": "string" }, "maxItems": most })
-}
-
-/// The most tokens of an answer; below zero for no limit.
-fn limit() -> Value {
-    let mut limit = integer(-2, TOKENS);
-    limit["not"] = json!({ "const": 0 });
-    limit
-}
-
-fn keep_alive() -> Value {
-    json!({ "type": ["string", "number", "null"] })
-}
-
-fn schema(name: &str) -> Value {
-    json!({ "$ref": format!("#/components/schemas/{name}") })
-}
-
-fn input() -> Value {
-    schema("Input")
-}
-
-fn integer(least: i64, most: i64) -> Value {
-    json!({ "type": ["integer", "null"], "minimum": least, "maximum": most })
-}
-
-fn number(least: f64, most: f64) -> Value {
-    json!({ "type": ["number", "null"], "minimum": least, "maximum": most })
-}
-
-fn boolean() -> Value {
-    json!({ "type": ["boolean", "null"] })
-}
-
-fn text() -> Value {
-    json!({ "type": ["string", "null"] })
-}
-
-fn object() -> Value {
-    json!({ "type": ["object", "null"] })
-}
-
-fn stream_options() -> Value {
-    json!({ "type": ["object", "null"], "properties": { "include_usage": boolean() } })
-}
-
-/// A text, several texts, or token ids.
-fn prompt() -> Value {
-    json!({
-        "type": ["string", "array"],
-        "minItems": 1,
-        "maxItems": 256,
-        "items": { "type": ["string", "integer"], "minimum": 0 },
-    })
-}
-
-/// A text, several texts, or token ids.
-fn texts() -> Value {
-    json!({
-        "type": ["string", "array"],
-        "minItems": 1,
-        "minLength": 1,
-        "items": { "type": ["string", "integer"], "minLength": 1, "minimum": 0 },
-    })
-}
-
-fn messages() -> Value {
-    json!({ "type": "array", "minItems": 1, "items": schema("Message") })
-}
-
-fn message() -> Value {
-    let part = json!({
-        "type": "object",
-        "required": ["type", "text"],
-        "properties": { "type": { "const": "text" }, "text": { "type": "string" } },
-    });
-    json!({
-        "type": "object",
-        "required": ["role", "content"],
-        "properties": {
-            "role": { "enum": ["system", "user", "assistant"] },
-            "content": { "type": ["string", "array"], "items": part },
-        },
-    })
 }
 
 #[cfg(test)]

@@ -67,6 +67,11 @@ pub struct ServerOptions {
     /// A step of a model that takes longer makes `/health` report a failure. One that takes ten
     /// times as long ends its requests.
     pub step_timeout: Duration,
+    /// A client that takes nothing of what is written for it for so long is disconnected.
+    pub write_timeout: Duration,
+    /// How long the load of a model waits for requests of other models to end, whose memory it
+    /// needs.
+    pub release_timeout: Duration,
     /// How long running requests may go on when the server is stopped.
     pub drain: Duration,
     /// How the span of a request becomes part of its client's trace; none where nobody traces.
@@ -92,6 +97,8 @@ impl Default for ServerOptions {
             bodies_bytes: 256 << 20,
             body_timeout: Duration::from_secs(60),
             step_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            release_timeout: Duration::from_secs(30),
             drain: Duration::from_secs(30),
             link_trace: None,
         }

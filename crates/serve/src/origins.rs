@@ -1,11 +1,13 @@
 //! Which web pages may call the server. A browser lets a page of any origin send a POST of plain
 //! text to any address without asking first, so such requests are refused by their `Origin`.
 
+use std::net::IpAddr;
+
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
-use tower_http::cors::{Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use crate::app::SharedApp;
 use crate::error::{ApiError, Result};
@@ -28,7 +30,10 @@ pub(crate) fn check(allowed: &[String]) -> std::result::Result<(), Error> {
 /// Tells browsers which origins may read answers.
 pub(crate) fn cors(allowed: &[String]) -> CorsLayer {
     let layer = CorsLayer::new().allow_methods([Method::GET, Method::POST, Method::DELETE]);
-    let layer = layer.allow_headers(Any);
+    // A star does not stand for `Authorization`.
+    let layer = layer.allow_headers(AllowHeaders::mirror_request());
+    let shown = [header::RETRY_AFTER, HeaderName::from_static("x-request-id")];
+    let layer = layer.expose_headers(shown);
     if allowed.iter().any(|origin| origin == "*") {
         return layer.allow_origin(Any);
     }
@@ -49,11 +54,52 @@ pub(crate) async fn refuse_others(
     Ok(next.run(request).await)
 }
 
+/// Whether a host's name always leads to the same machine. Who owns another name can let it lead
+/// to this server after a browser has loaded a page from it (DNS rebinding): the origin of the page
+/// is the `Host` of its requests then.
+fn is_fixed(host: &str) -> bool {
+    let without_port = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = without_port.trim_end_matches('.').to_ascii_lowercase();
+    let address = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(&name);
+    name == "localhost" || name.ends_with(".localhost") || address.parse::<IpAddr>().is_ok()
+}
+
 fn may_call(headers: &HeaderMap, allowed: &[String]) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else { return true };
     let Ok(origin) = origin.to_str() else { return false };
     let own = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let host = origin.split_once("://").map(|(_, host)| host);
     let is_own = host.zip(own).is_some_and(|(host, own)| host.eq_ignore_ascii_case(own));
+    let is_own = is_own && own.is_some_and(is_fixed);
     is_own || allowed.iter().any(|allowed| allowed == "*" || allowed == origin)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_the_servers_own_only_where_nobody_else_has_the_name() {
+        for (host, is_own) in [
+            ("127.0.0.1:8080", true),
+            ("192.168.0.9", true),
+            ("[::1]:8080", true),
+            ("[::1]", true),
+            ("localhost:8080", true),
+            ("App.Localhost", true),
+            ("evil.example:8080", false),
+            ("localhost.evil.example", false),
+            ("gpu-box", false),
+            ("", false),
+        ] {
+            let headers = [
+                (header::ORIGIN, format!("http://{host}").parse().unwrap()),
+                (header::HOST, host.parse().unwrap()),
+            ];
+            assert_eq!(may_call(&headers.into_iter().collect(), &[]), is_own, "{host}");
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! Which handler answers which path. Each interface writes errors in its own form.
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
-use axum::middleware::{from_fn_with_state, map_response};
+use axum::middleware::{Next, from_fn, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use serde_json::Value;
@@ -23,7 +23,7 @@ pub(crate) fn router(app: SharedApp) -> Router {
         .fallback(not_found)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(from_fn_with_state(app.clone(), origins::refuse_others))
-        .layer(map_response(|response: Response| async { write_error(response, ApiError::openai) }))
+        .layer(from_fn(write_other_errors))
         .layer(from_fn_with_state(app.clone(), observe));
     let router = if origins.is_empty() { router } else { router.layer(origins::cors(origins)) };
     router.with_state(app)
@@ -65,8 +65,8 @@ fn openai_routes() -> Router<SharedApp> {
         .route("/tokenize", post(llama::tokenize))
         .route("/detokenize", post(llama::detokenize))
         .route("/apply-template", post(llama::apply_template))
-        .route("/props", get(llama::props))
-        .route("/slots", get(llama::slots))
+        .route("/props", get(llama::server::props))
+        .route("/slots", get(llama::server::slots))
         .route("/metrics", get(metrics))
 }
 
@@ -83,12 +83,12 @@ fn open_routes() -> Router<SharedApp> {
 
 fn ollama_routes() -> Router<SharedApp> {
     Router::new()
-        .route("/api/show", post(ollama::show))
-        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::models::show))
+        .route("/api/ps", get(ollama::models::ps))
         .route("/api/generate", post(ollama::generate))
         .route("/api/chat", post(ollama::chat))
-        .route("/api/pull", post(ollama::pull))
-        .route("/api/delete", delete(ollama::delete))
+        .route("/api/pull", post(ollama::models::pull))
+        .route("/api/delete", delete(ollama::models::delete))
         .route("/api/embed", post(embeddings::ollama))
         .route("/api/embeddings", post(embeddings::ollama_one))
 }
@@ -96,14 +96,25 @@ fn ollama_routes() -> Router<SharedApp> {
 fn ollama_open_routes() -> Router<SharedApp> {
     Router::new()
         .route("/", get(async || "bodkin is running"))
-        .route("/api/version", get(ollama::version))
-        .route("/api/tags", get(ollama::tags))
+        .route("/api/version", get(ollama::models::version))
+        .route("/api/tags", get(ollama::models::tags))
 }
 
 fn anthropic_routes() -> Router<SharedApp> {
     Router::new()
         .route("/v1/messages", post(anthropic::create))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+}
+
+/// Writes the errors of paths and methods that no interface has, as the interface of the path does.
+async fn write_other_errors(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let format = match path {
+        _ if path.starts_with("/api/") => ApiError::ollama,
+        _ if path.starts_with("/v1/messages") => ApiError::anthropic,
+        _ => ApiError::openai,
+    };
+    write_error(next.run(request).await, format)
 }
 
 async fn not_found() -> ApiError {

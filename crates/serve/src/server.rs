@@ -22,6 +22,7 @@ use tokio_rustls::rustls::ServerConfig;
 
 use crate::auth::read_key_file;
 use crate::options::{ServerOptions, Tls};
+use crate::write_timeout::WriteTimeout;
 
 /// A client that does not finish its headers in this time is disconnected.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -83,6 +84,7 @@ pub(crate) struct Listener {
     listener: StdListener,
     pub(crate) address: SocketAddr,
     tls: Option<Arc<ServerConfig>>,
+    write_timeout: Duration,
     drain: Duration,
 }
 
@@ -95,7 +97,8 @@ impl Listener {
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let tls = options.tls.as_ref().map(tls_config).transpose()?;
-        Ok(Listener { listener, address, tls, drain: options.drain })
+        let (write_timeout, drain) = (options.write_timeout, options.drain);
+        Ok(Listener { listener, address, tls, write_timeout, drain })
     }
 
     pub(crate) fn has_tls(&self) -> bool {
@@ -129,6 +132,7 @@ impl Listener {
             };
             // Tokens are small and must not wait for each other.
             let _ = stream.set_nodelay(true);
+            let stream = WriteTimeout::new(stream, self.write_timeout);
             let (router, watcher) = (router.clone(), graceful.watcher());
             let acceptor = acceptor.clone();
             tokio::spawn(async move {

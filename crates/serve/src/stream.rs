@@ -33,26 +33,16 @@ pub(crate) trait StreamFormat: Send + 'static {
     fn end(&mut self, running: &Running, out: &mut Vec<u8>);
 }
 
-enum Phase {
-    Begin,
-    Events,
-    Ended,
-}
-
 /// The response that streams a running request.
 pub(crate) fn response<F: StreamFormat>(running: Running, format: F) -> Response {
-    let state = (running, format, Phase::Begin);
-    let chunks = stream::unfold(state, |(mut running, mut format, mut phase)| async move {
+    let state = (Some((running, format)), true);
+    let chunks = stream::unfold(state, |(open, is_first)| async move {
+        let (mut running, mut format) = open?;
         let mut out = Vec::new();
-        match phase {
-            Phase::Begin => {
-                format.begin(&running, &mut out);
-                phase = Phase::Events;
-            }
-            Phase::Events => {}
-            Phase::Ended => return None,
+        if is_first {
+            format.begin(&running, &mut out);
         }
-        while out.is_empty() {
+        while out.is_empty() && !running.has_ended() {
             match timeout(PING, running.next()).await {
                 Ok(Some(event)) => {
                     format.event(&running, event, &mut out);
@@ -60,16 +50,19 @@ pub(crate) fn response<F: StreamFormat>(running: Running, format: F) -> Response
                         format.event(&running, event, &mut out);
                     }
                 }
-                Ok(None) => {
-                    format.end(&running, &mut out);
-                    phase = Phase::Ended;
-                    break;
-                }
+                Ok(None) => {}
                 Err(_) => out.extend_from_slice(F::PING),
             }
         }
-        let chunk = Ok::<Bytes, Infallible>(Bytes::from(out));
-        Some((chunk, (running, format, phase)))
+        // The model is free as soon as the answers have ended, not when their client has read them.
+        let open = match running.has_ended() {
+            true => {
+                format.end(&running, &mut out);
+                None
+            }
+            false => Some((running, format)),
+        };
+        Some((Ok::<Bytes, Infallible>(Bytes::from(out)), (open, false)))
     });
     let headers = [
         (header::CONTENT_TYPE, F::CONTENT_TYPE),

@@ -93,6 +93,12 @@ pub(crate) struct Args {
     /// Time limit of receiving a request body
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     body_timeout: Duration,
+    /// Time limit of a client that takes nothing of its answer
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    write_timeout: Duration,
+    /// Time limit of waiting for requests of a busy model whose memory another model needs
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
+    release_timeout: Duration,
     /// Watchdog: /health fails while a step takes longer; at ten times, requests end
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     step_timeout: Duration,
@@ -148,6 +154,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
             body_bytes: usize::try_from(args.max_body).unwrap_or(usize::MAX),
             bodies_bytes: usize::try_from(args.max_bodies).unwrap_or(usize::MAX),
             body_timeout: args.body_timeout,
+            write_timeout: args.write_timeout,
+            release_timeout: args.release_timeout,
             step_timeout: args.step_timeout,
             drain: args.drain,
             link_trace: telemetry.link_trace(),

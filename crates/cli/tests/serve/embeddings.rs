@@ -61,7 +61,7 @@ fn embeddings_have_a_queue_that_clients_leave() {
 fn tokens_of_embedded_texts_count_for_the_key() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys");
-    std::fs::write(&file, "one tokens=5\n").unwrap();
+    std::fs::write(&file, "one tokens=6\n").unwrap();
     let server = Server::of(&kit("bert.gguf"), &["--api-key-file", file.to_str().unwrap()]);
     let ask = || {
         let body = json!({ "input": [[5, 6, 7]] }).to_string();

@@ -17,6 +17,17 @@ fn each_interface_has_errors_of_its_own_form() {
     let anthropic = server.post("/v1/messages", &json!({ "messages": 5 })).json();
     assert_eq!(anthropic["type"], "error", "{anthropic}");
     assert_eq!(anthropic["error"]["type"], "invalid_request_error", "{anthropic}");
+    // Paths and methods that an interface does not have, too.
+    for path in ["/v1/messages/none", "/v1/messages"] {
+        let refused = server.get(path);
+        assert_eq!(refused.json()["type"], "error", "{refused:?}");
+        assert!(refused.head.to_ascii_lowercase().contains("\r\nrequest-id: "), "{refused:?}");
+    }
+    for path in ["/api/none", "/api/chat"] {
+        let refused = server.get(path);
+        assert!(refused.json()["error"].is_string(), "{refused:?}");
+    }
+    assert_eq!(server.get("/v1/none").json()["error"]["code"], 404);
 }
 
 #[test]
@@ -92,6 +103,30 @@ fn idle_and_slow_connections_hold_nobody_up() {
     assert_eq!(read_response(deaf).status, 200);
 }
 
+/// A model is not kept by a client that does not read.
+#[test]
+fn a_client_that_takes_nothing_is_disconnected() {
+    let server = Server::start(&["--ctx-size", "8192", "--write-timeout", "500ms"]);
+    // More than the buffers of a socket hold.
+    let body = json!({ "prompt": [5], "n_predict": 8000, "ignore_eos": true, "n_probs": 100,
+                       "stream": true });
+    let body = body.to_string();
+    let mut deaf = server.connect();
+    deaf.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
+    deaf.write_all(body.as_bytes()).unwrap();
+    let start = Instant::now();
+    while server.metric("bodkin_requests_ended_total") == 0.0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "the client is waited for");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let text = server.get("/metrics").body;
+    assert!(text.contains("reason=\"cancelled\"} 1"), "{text}");
+    server.wait_idle();
+    server.post("/api/generate", &json!({ "keep_alive": 0 }));
+    assert_eq!(server.get("/health").json()["models"][0]["status"], "unloaded");
+    drop(deaf);
+}
+
 #[test]
 fn a_body_that_does_not_arrive_in_time_is_refused() {
     let server = Server::start(&["--ctx-size", "256", "--body-timeout", "300ms"]);
@@ -159,26 +194,37 @@ fn keys_are_asked_for_where_they_matter() {
 fn tokens_of_a_key_count_when_its_client_goes_away() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("keys");
-    std::fs::write(&file, "long tokens=40\nmany tokens=40\n").unwrap();
+    std::fs::write(&file, "long tokens=60\nmany tokens=60\nbatch tokens=60\n").unwrap();
     let server = Server::start(&["--ctx-size", "1024", "--api-key-file", file.to_str().unwrap()]);
-    let open = |key: &str, prompt: &[u32]| {
-        let body =
-            json!({ "prompt": prompt, "n_predict": 900, "ignore_eos": true, "stream": true });
+    let open = |key: &str, prompt: &[u32], more: Value| {
+        let mut body =
+            json!({ "prompt": prompt, "max_tokens": 900, "ignore_eos": true, "stream": true });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let body = body.to_string();
         let mut socket = server.connect();
-        let head = post_head("/completion", body.len(), &format!("X-Api-Key: {key}\r\n"));
+        let head = post_head("/v1/completions", body.len(), &format!("X-Api-Key: {key}\r\n"));
         socket.write_all(head.as_bytes()).unwrap();
         socket.write_all(body.as_bytes()).unwrap();
         socket
     };
-    // One goes away within its prompt, one after the events of more than 40 tokens.
-    open("long", &[5; 41]).read_exact(&mut [0; 12]).unwrap();
-    open("many", &[5]).read_exact(&mut [0; 16_000]).unwrap();
+    // One goes away within its prompt; the answer of another ends where its key is used up.
+    open("long", &[5; 59], json!({})).read_exact(&mut [0; 12]).unwrap();
+    let usage = json!({ "stream_options": { "include_usage": true } });
+    let whole = read_response(open("many", &[5], usage));
+    assert!(whole.body.contains("\"completion_tokens\":59"), "{whole:?}");
     for key in ["long", "many"] {
-        let refused = read_response(open(key, &[5]));
+        let refused = read_response(open(key, &[5], json!({})));
         assert_eq!(refused.status, 429, "{key}: {refused:?}");
         assert!(refused.body.contains("tokens of this minute"), "{refused:?}");
+        let head = refused.head.to_ascii_lowercase();
+        let seconds = head.split("retry-after: ").nth(1).unwrap().split("\r\n").next().unwrap();
+        assert!((30..=60).contains(&seconds.parse::<u64>().unwrap()), "{head}");
     }
+    // The answers of one request share what is left, and one that cannot end within it is refused.
+    let answer = read_response(open("batch", &[5; 10], json!({ "n": 5, "stream": false })));
+    assert_eq!(answer.json()["usage"]["completion_tokens"], 50, "{answer:?}");
+    let refused = read_response(open("batch", &[5; 10], json!({ "n": 51 })));
+    assert_eq!(refused.status, 429, "{refused:?}");
 }
 
 #[test]
@@ -197,13 +243,31 @@ fn web_pages_of_named_origins_may_call() {
         let headers = format!("Content-Type: text/plain\r\nOrigin: {origin}\r\n");
         server.send(&post_head("/completion", body.len(), &headers), body.as_bytes()).status
     };
-    // The requests of a test have `Host: x`.
+    // The requests of a test have `Host: x`, a name that anybody's page could have.
     assert_eq!(post(&server, "http://one.example"), 200);
-    assert_eq!((post(&server, "http://x"), post(&server, "http://two.example")), (200, 403));
+    assert_eq!((post(&server, "http://x"), post(&server, "http://two.example")), (403, 403));
     assert_eq!(post(&Server::start(&["--cors-origin", "*"]), "http://two.example"), 200);
     let closed = Server::start(&[]);
     assert!(!ask(&closed, "http://one.example"), "off by default");
-    assert_eq!((post(&closed, "http://X"), post(&closed, "null")), (200, 403));
+    assert_eq!((post(&closed, "http://X"), post(&closed, "null")), (403, 403));
+    let own = |host: &str| {
+        let head = format!(
+            "GET /v1/models HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\
+             Connection: close\r\n\r\n"
+        );
+        closed.send(&head, b"").status
+    };
+    assert_eq!((own("127.0.0.1:8080"), own("localhost"), own("evil.example")), (200, 200, 403));
+    // Browsers send a key, and show the time to wait, only if the server says so.
+    let head = "OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: http://one.example\r\n\
+                Access-Control-Request-Method: GET\r\n\
+                Access-Control-Request-Headers: authorization\r\nConnection: close\r\n\r\n";
+    let head = server.send(head, b"").head.to_ascii_lowercase();
+    assert!(head.contains("access-control-allow-headers: authorization"), "{head}");
+    let head = "GET /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: http://one.example\r\n\
+                Connection: close\r\n\r\n";
+    let head = server.send(head, b"").head.to_ascii_lowercase();
+    assert!(head.contains("access-control-expose-headers: retry-after,x-request-id"), "{head}");
 }
 
 #[test]
@@ -316,6 +380,8 @@ fn what_cannot_start_says_so_in_one_line() {
         let error = failure(&[model, "--port", "0", "--cors-origin", origin]);
         assert!(error.contains(&format!("`{origin}`: expected * or an origin")), "{error}");
     }
+    let error = failure(&[model, "--port", "0", "--api-key", ""]);
+    assert!(error.contains("expected a key, found an empty text"), "{error}");
     let error = failure(&[model, model, "--port", "0"]);
     assert!(error.contains("two models have the name"), "{error}");
 }

@@ -8,6 +8,9 @@ mod defaults;
 mod echo;
 mod embeddings;
 mod faults;
+mod fields;
+mod memory;
+mod metrics;
 mod models;
 mod openapi;
 #[cfg(feature = "otlp")]

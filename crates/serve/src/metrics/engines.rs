@@ -110,8 +110,8 @@ const LLAMA_METRICS: &[Metric<Sums>] = &[
         s.stats.running as f64
     }),
     ("llamacpp:requests_deferred", "As bodkin_requests_waiting", false, |s| s.stats.waiting as f64),
-    ("llamacpp:n_busy_slots_per_decode", "Rows of a step", false, |s| {
-        rate(s.stats.rows as f64, s.stats.steps as f64)
+    ("llamacpp:n_busy_slots_per_decode", "Requests in a step", false, |s| {
+        rate(s.stats.sequences as f64, s.stats.steps as f64)
     }),
 ];
 
@@ -185,6 +185,10 @@ impl Collector for EngineCollector {
             let values = loaded().map(|(id, m)| (labels(id), metric.3(&m.stats)));
             write(&mut encoder, metric, values)?;
         }
+        let read = measured.iter().map(|(id, m)| (labels(id), m.read_bytes as f64));
+        let help = "Bytes that steps had to read, of weights and of the state of sequences";
+        let metric: Metric<()> = ("bodkin_read_bytes", help, true, |()| 0.0);
+        write(&mut encoder, &metric, read)?;
         let sums = Sums::of(measured.iter().map(|(_, m)| &m.stats), &self.totals);
         for metric in LLAMA_METRICS {
             let (name, help, is_counter, value) = *metric;

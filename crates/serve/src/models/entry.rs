@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bodkin::{Encoder, Model, Request};
+use axum::http::StatusCode;
+use bodkin::{Encoder, Model, Request, source};
 use bodkin_backend::ExpertStats;
 use bodkin_engine::Stats;
-use bodkin_gguf::File;
 
 use super::backoff::Backoff;
+use super::loaded::{Kind, Known, Loaded};
 use crate::error::{ApiError, Result};
-use crate::experts::ExpertSample;
 use crate::fields::Fields;
 use crate::options::{ModelSpec, ServerOptions};
-use crate::sampling::{self, Defaults};
+use crate::sampling;
 
 /// Requests end with an error when a step takes this many times as long as may be.
 const HANGS_AFTER: u32 = 10;
@@ -28,6 +28,8 @@ pub(crate) struct Entry {
     /// When the server started, in seconds since 1970: what clients read as the creation time.
     pub(crate) created: i64,
     slot: Mutex<Slot>,
+    /// Of its latest load, or of its header; none before its file was read.
+    known: Mutex<Option<Known>>,
     backoff: Mutex<Backoff>,
     /// A step that takes longer is reported.
     step_timeout: Duration,
@@ -62,50 +64,14 @@ pub(super) enum State {
     Failed(String),
 }
 
-/// A model in memory.
-pub(crate) struct Loaded {
-    pub(crate) kind: Kind,
-    /// The bytes that it holds.
-    pub(crate) bytes: u64,
-    /// What people want to know of it.
-    pub(crate) details: Details,
-    /// The file whose mapped weights it computes with; none on a GPU, which has copies.
-    pub(super) mapped: Option<Arc<File>>,
-    /// What requests start from.
-    pub(crate) defaults: Defaults,
-    pub(crate) experts: ExpertSample,
-}
-
-/// What a model computes.
-pub(crate) enum Kind {
-    Text(Box<Model>),
-    Encoder(Box<Encoder>),
-}
-
-/// Facts of a model's file.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Details {
-    pub(crate) architecture: String,
-    pub(crate) parameters: u64,
-    /// Bytes of its weights in the file.
-    pub(crate) weight_bytes: u64,
-    pub(crate) context: usize,
-    /// The context that it was trained for.
-    pub(crate) trained_context: usize,
-    /// The name of its licence, if the file has it.
-    pub(crate) licence: Option<String>,
-    pub(crate) path: String,
-    /// The format of most weights, such as `Q4_K`.
-    pub(crate) format: &'static str,
-    pub(crate) is_on_gpu: bool,
-}
-
 /// What is measured of a model, loaded now or before: totals, and its state now.
 #[derive(Clone, Default)]
 pub(crate) struct Measured {
     pub(crate) stats: Stats,
     /// What its experts did, layer by layer.
     pub(crate) experts: Vec<ExpertStats>,
+    /// Bytes that its steps had to read.
+    pub(crate) read_bytes: u64,
     /// Its memory; none while it is not loaded.
     pub(crate) bytes: Option<u64>,
 }
@@ -205,6 +171,7 @@ impl Entry {
             spec: spec.clone(),
             created,
             slot: Mutex::default(),
+            known: Mutex::default(),
             backoff: Mutex::default(),
             step_timeout: options.step_timeout,
             users: AtomicUsize::new(0),
@@ -230,6 +197,28 @@ impl Entry {
 
     pub(super) fn idle_ms(&self) -> u64 {
         (self.started.elapsed().as_millis() as u64).saturating_sub(self.last_used.load(Relaxed))
+    }
+
+    /// Whether a client means this model. `latest` is the tag that Ollama's clients add.
+    pub(crate) fn has_name(&self, name: &str) -> bool {
+        let plain = |id: &str| id.strip_suffix(":latest").unwrap_or(id).to_owned();
+        plain(&self.spec.id) == plain(name)
+    }
+
+    /// What is known of the model, loaded or not.
+    ///
+    /// # Errors
+    /// If its file is not on this machine yet, or could not be read.
+    pub(crate) fn known(&self) -> Result<Known> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        known.ok_or_else(|| {
+            let id = &self.spec.id;
+            ApiError::unavailable(format!("{id} has not been loaded, and its file not read"))
+        })
+    }
+
+    pub(super) fn set_known(&self, known: Known) {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
     }
 
     /// The model, if it is loaded and works, without using it.
@@ -263,6 +252,7 @@ impl Entry {
             measured.stats = loaded.stats();
             measured.stats.add_totals(&slot.past.stats);
             measured.add_experts(loaded.experts.layers());
+            measured.read_bytes += loaded.read_bytes();
             measured.bytes = Some(loaded.bytes);
         }
         (self.loads() > 0).then_some(measured)
@@ -317,22 +307,49 @@ impl Entry {
         old
     }
 
-    /// Notes the result of a load.
-    pub(super) fn end_load(self: &Arc<Entry>, result: Result<Loaded>) -> Result<Lease> {
+    /// Notes the result of a load. A model that has no room while `others_serve` is not loaded, and
+    /// no failure of the server.
+    pub(super) fn end_load(
+        self: &Arc<Entry>,
+        result: Result<Loaded>,
+        others_serve: bool,
+    ) -> Result<Lease> {
         self.backoff().end(Instant::now());
         match result {
             Ok(loaded) => {
                 self.loads.fetch_add(1, Relaxed);
+                let (details, defaults) = (loaded.details.clone(), loaded.defaults.clone());
+                self.set_known(Known { details, defaults });
                 let mut slot = self.slot();
                 slot.replace(State::Loaded(Arc::new(loaded)));
                 self.lease_of(&slot)
                     .ok_or_else(|| ApiError::internal("the model failed as it was loaded"))
             }
             Err(error) => {
-                self.slot().replace(State::Failed(error.message.clone()));
+                // Of the errors of a load, a lack of memory alone has this status.
+                let has_no_room = error.status == StatusCode::SERVICE_UNAVAILABLE;
+                self.slot().replace(match has_no_room && others_serve {
+                    true => State::Unloaded,
+                    false => State::Failed(error.message.clone()),
+                });
                 Err(error)
             }
         }
+    }
+
+    /// An error that tells clients the model's name in the place of its file's path.
+    pub(super) fn without_paths(&self, error: ApiError, path: Option<&str>) -> ApiError {
+        let full = error.message;
+        // A file that is not found has the path that the server was given.
+        let given = &self.spec.source;
+        let path = path.or_else(|| source::is_file(given).then_some(given));
+        let message = path.map_or(full.clone(), |path| full.replace(path, &self.spec.id));
+        ApiError { message, full_message: Some(full.into()), ..error }
+    }
+
+    /// What is wrong with a loaded model, without the path of its file.
+    fn failure(&self, loaded: &Loaded) -> Option<String> {
+        Some(loaded.failure()?.replace(&loaded.details.path, &self.spec.id))
     }
 
     /// Whether requests use it.
@@ -367,7 +384,7 @@ impl Entry {
             State::Unloaded => ("unloaded", None),
             State::Loading => ("loading", None),
             State::Failed(cause) => ("failed", Some(cause.clone())),
-            State::Loaded(loaded) => match (loaded.failure(), loaded.hang(self.step_timeout)) {
+            State::Loaded(loaded) => match (self.failure(loaded), loaded.hang(self.step_timeout)) {
                 (Some(cause), _) => ("failed", Some(cause)),
                 (None, Some(cause)) => ("hung", Some(cause)),
                 (None, None) => ("loaded", None),
@@ -383,6 +400,7 @@ impl Slot {
         if let State::Loaded(loaded) = &self.state {
             self.past.stats.add_totals(&loaded.stats());
             self.past.add_experts(loaded.experts.layers());
+            self.past.read_bytes += loaded.read_bytes();
         }
         std::mem::replace(&mut self.state, state)
     }
@@ -412,33 +430,6 @@ fn add<T: Copy + Default + AddAssign>(sums: &mut Vec<T>, numbers: &[T]) {
     sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += *number);
 }
 
-impl Loaded {
-    /// Why the engine answers no more requests.
-    fn failure(&self) -> Option<String> {
-        if let Some(Err(error)) = self.mapped.as_ref().map(|file| file.check_unchanged()) {
-            return Some(error.to_string());
-        }
-        match &self.kind {
-            Kind::Text(model) => model.engine().failed().map(str::to_owned),
-            Kind::Encoder(encoder) => encoder.failed().map(str::to_owned),
-        }
-    }
-
-    /// The state of the queue, and totals.
-    pub(crate) fn stats(&self) -> Stats {
-        match &self.kind {
-            Kind::Text(model) => model.engine().stats(),
-            Kind::Encoder(encoder) => encoder.stats(),
-        }
-    }
-
-    /// Whether a step takes too long.
-    fn hang(&self, step_timeout: Duration) -> Option<String> {
-        let age = self.stats().step_age.filter(|age| *age > step_timeout)?;
-        Some(format!("a step has been running for {} s", age.as_secs()))
-    }
-}
-
 fn millis(keep_alive: Option<Duration>) -> u64 {
     keep_alive.map_or(u64::MAX, |time| time.as_millis() as u64)
 }
@@ -453,7 +444,7 @@ mod tests {
         let entry = Arc::new(Entry::new(&spec, 0, &ServerOptions::default()));
         let wait_after_failure = || {
             entry.begin_load();
-            assert!(entry.end_load(Err(ApiError::internal("it is broken"))).is_err());
+            assert!(entry.end_load(Err(ApiError::internal("it is broken")), true).is_err());
             (entry.next_load().unwrap() - Instant::now()).as_secs_f64().ceil()
         };
         assert_eq!([(); 3].map(|()| wait_after_failure()), [1.0, 2.0, 4.0]);

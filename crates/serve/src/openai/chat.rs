@@ -11,9 +11,8 @@ use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, form};
-use crate::generate::{
-    Answer, Chat, ChatEnd, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens,
-};
+use crate::generate::{Answer, ChoiceEvent, EventKind, Generation, Running};
+use crate::prompt::{Chat, ChatEnd, Prompt, count_tokens};
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::Reports;
 
@@ -25,6 +24,7 @@ pub(crate) async fn create(
 ) -> Result<Response> {
     let model = fields.string("model")?;
     refuse_missing(&mut fields)?;
+    fields.refuse_unless("modalities", &[json!([]), json!(["text"])])?;
     let lease = app.model(model.as_deref()).await?;
     let chat = chat(&mut fields)?;
     let mut request = lease.request(&mut fields)?;
@@ -105,8 +105,19 @@ pub(crate) fn chat(fields: &mut Fields) -> Result<Chat> {
     let messages = messages.collect::<Result<Vec<Value>>>()?;
     let end = end(fields, &messages)?;
     let variables = fields.object("chat_template_kwargs")?.rest();
-    let variables: Map<String, Value> = variables.into_iter().collect();
+    let mut variables: Map<String, Value> = variables.into_iter().collect();
+    add_effort(fields.string("reasoning_effort")?, &mut variables);
     Ok(Chat { messages, variables, end })
+}
+
+/// Adds how hard the model is to think to the template's variables, unless they say so already. No
+/// effort is no reasoning.
+pub(crate) fn add_effort(effort: Option<String>, variables: &mut Map<String, Value>) {
+    let Some(effort) = effort else { return };
+    if effort == "none" {
+        variables.entry("enable_thinking").or_insert(false.into());
+    }
+    variables.entry("reasoning_effort").or_insert(effort.into());
 }
 
 /// What comes after the messages. As llama-server does it, a last message of the assistant is the
@@ -153,6 +164,10 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
     let at = format!("{at}.content");
     let text = match fields.get("content") {
         None | Some(Value::Null) if fields.contains_key("tool_calls") => return Ok(message),
+        // An answer that refused its question has its text here.
+        None | Some(Value::Null) if fields.get("refusal").is_some_and(Value::is_string) => {
+            fields["refusal"].as_str().unwrap_or_default().to_owned()
+        }
         Some(Value::String(_)) => return Ok(message),
         Some(Value::Array(parts)) => text_of_parts(&at, parts)?,
         _ => {
@@ -169,9 +184,10 @@ pub(crate) fn text_of_parts(at: &str, parts: &[Value]) -> Result<String> {
     let mut text = String::new();
     for (i, part) in parts.iter().enumerate() {
         let kind = part.get("type").and_then(Value::as_str).unwrap_or_default();
-        let own = part.get("text").and_then(Value::as_str);
+        let name = if kind == "refusal" { "refusal" } else { "text" };
+        let own = part.get(name).and_then(Value::as_str);
         match (kind, own) {
-            ("text" | "input_text" | "output_text", Some(own)) => {
+            ("text" | "input_text" | "output_text" | "refusal", Some(own)) => {
                 text.push_str(if i > 0 { "\n" } else { "" });
                 text.push_str(own);
             }

@@ -7,13 +7,14 @@ use bodkin::Logprobs;
 use serde_json::{Map, Value, json};
 
 use super::chunks::{self, Chunks};
-use super::{choices, finish_reason, piece, pieces, refuse_missing, stream_options};
+use super::{CHOICES, choices, finish_reason, piece, pieces, refuse_missing, stream_options};
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float, form};
-use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, Prompt, Running};
+use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, Running};
 use crate::models::Lease;
+use crate::prompt::Prompt;
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::Reports;
 
@@ -43,6 +44,12 @@ pub(crate) async fn create(
     request.logprobs = fields.integer("logprobs", 0..=LOGPROBS)?.map(|n| n as usize);
     let has_logprobs = request.logprobs.is_some();
     let choices = choices(&mut fields)?;
+    // More answers than are returned, of which the best are chosen.
+    let best_of = fields.integer("best_of", 1..=CHOICES)?;
+    if best_of.is_some_and(|best_of| best_of as usize != choices) {
+        let message = format!("best_of: expected n, which is {choices}: no answers are left out");
+        return Err(ApiError::field("best_of", message));
+    }
     let echoes = fields.boolean("echo")?.unwrap_or(false);
     request.prompt_logprobs = request.logprobs.filter(|_| echoes);
     let texts = if echoes || has_logprobs { texts(&prompts) } else { Vec::new() };

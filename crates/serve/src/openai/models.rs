@@ -22,13 +22,12 @@ pub(crate) async fn show(State(app): State<SharedApp>, Path(id): Path<String>) -
 }
 
 fn model(entry: &Entry) -> Value {
-    let loaded = entry.loaded();
-    let meta = loaded.map(|loaded| {
+    let meta = entry.known().ok().map(|known| {
         json!({
-            "architecture": loaded.details.architecture,
-            "n_params": loaded.details.parameters,
-            "n_ctx": loaded.details.context,
-            "size": loaded.details.weight_bytes,
+            "architecture": known.details.architecture,
+            "n_params": known.details.parameters,
+            "n_ctx": known.details.context,
+            "size": known.details.weight_bytes,
         })
     });
     json!({

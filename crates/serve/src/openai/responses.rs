@@ -6,13 +6,14 @@ use axum::response::{IntoResponse, Response};
 use bodkin::{Finish, Usage};
 use serde_json::{Map, Value, json};
 
-use super::chat::text_of_parts;
+use super::chat::{add_effort, text_of_parts};
 use super::{new_id, now};
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float};
-use crate::generate::{Chat, ChoiceEvent, EventKind, Generation, Prompt, Running, count_tokens};
+use crate::generate::{ChoiceEvent, EventKind, Generation, Running};
+use crate::prompt::{Chat, Prompt, count_tokens};
 use crate::stream::{self, StreamFormat, sse_event};
 use crate::timings::{LlamaTimings, Reports, add_report};
 
@@ -23,10 +24,9 @@ pub(crate) async fn create(
     mut fields: Fields,
 ) -> Result<Response> {
     let model = fields.string("model")?;
-    for name in ["tools", "previous_response_id", "conversation", "background", "prompt"] {
-        fields.refuse(name)?;
-    }
-    fields.object("text")?.refuse("format")?;
+    refuse_missing(&mut fields)?;
+    let variables = variables(&mut fields)?;
+    let metadata = fields.object("metadata")?.rest();
     let lease = app.model(model.as_deref()).await?;
     let instructions = fields.string("instructions")?;
     let input = fields.take("input");
@@ -42,7 +42,7 @@ pub(crate) async fn create(
         "incomplete_details": null,
         "instructions": instructions,
         "max_output_tokens": request.max_tokens,
-        "metadata": fields.take("metadata").unwrap_or_else(|| json!({})),
+        "metadata": metadata,
         "model": lease.id(),
         "parallel_tool_calls": true,
         "previous_response_id": null,
@@ -54,7 +54,7 @@ pub(crate) async fn create(
         "top_p": float(request.sampling.top_p),
         "truncation": "disabled",
     });
-    let prompts = vec![Prompt::Chat(Chat { messages, ..Chat::default() })];
+    let prompts = vec![Prompt::Chat(Chat { messages, variables, ..Chat::default() })];
     let (separates_reasoning, reports) = (true, Reports::of(&mut fields)?);
     let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
@@ -65,11 +65,34 @@ pub(crate) async fn create(
     let answer = answers.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
     let mut output = Vec::new();
     if !answer.text.reasoning.is_empty() {
-        output.push(Item::new("reasoning").done(&answer.text.reasoning));
+        // Text behind the reasoning shows that the reasoning is whole.
+        let status = match answer.text.content.is_empty() {
+            true => status(&answer.finish),
+            false => "completed",
+        };
+        output.push(Item::new("reasoning").done(&answer.text.reasoning, status));
     }
-    output.push(Item::new("message").done(&answer.text.content));
+    output.push(Item::new("message").done(&answer.text.content, status(&answer.finish)));
     let usage = usage(&answer.usage, running.reasoning_tokens(0));
     Ok(Json(finished(&head, output, &answer.finish, usage)).into_response())
+}
+
+/// Refuses fields that ask for what the server does not have.
+fn refuse_missing(fields: &mut Fields) -> Result<()> {
+    let missing = ["tools", "previous_response_id", "conversation", "background", "prompt"];
+    let others = ["include", "max_tool_calls"];
+    missing.into_iter().chain(others).try_for_each(|name| fields.refuse(name))?;
+    fields.object("text")?.refuse("format")?;
+    fields.refuse_unless("tool_choice", &["auto".into(), "none".into()])?;
+    fields.refuse_unless("top_logprobs", &[0.into()])?;
+    fields.refuse_unless("truncation", &["disabled".into()])
+}
+
+/// The template's variables.
+fn variables(fields: &mut Fields) -> Result<Map<String, Value>> {
+    let mut variables = Map::new();
+    add_effort(fields.object("reasoning")?.string("effort")?, &mut variables);
+    Ok(variables)
 }
 
 /// The tokens of an input.
@@ -80,7 +103,8 @@ pub(crate) async fn input_tokens(
     let lease = app.model(fields.string("model")?.as_deref()).await?;
     let instructions = fields.string("instructions")?;
     let messages = messages(instructions.as_deref(), fields.take("input"))?;
-    let tokens = count_tokens(lease, Chat { messages, ..Chat::default() }).await?;
+    let variables = variables(&mut fields)?;
+    let tokens = count_tokens(lease, Chat { messages, variables, ..Chat::default() }).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": tokens })).into_response())
 }
 
@@ -158,17 +182,24 @@ impl Item {
     }
 
     /// The item with all its text.
-    fn done(&self, text: &str) -> Value {
-        self.object("completed", json!([self.part(text)]))
+    fn done(&self, text: &str, status: &str) -> Value {
+        self.object(status, json!([self.part(text)]))
+    }
+}
+
+/// Whether an answer is whole.
+fn status(finish: &Finish) -> &'static str {
+    match finish {
+        Finish::Length | Finish::Context => "incomplete",
+        Finish::End | Finish::Stop(_) | Finish::Cancelled => "completed",
     }
 }
 
 /// The whole response at its end.
 fn finished(head: &Value, output: Vec<Value>, finish: &Finish, usage: Value) -> Value {
     let mut body = head.clone();
-    let is_cut = matches!(finish, Finish::Length | Finish::Context);
-    body["status"] = if is_cut { "incomplete" } else { "completed" }.into();
-    if is_cut {
+    body["status"] = status(finish).into();
+    if body["status"] == "incomplete" {
         body["incomplete_details"] = json!({ "reason": "max_output_tokens" });
     }
     body["output"] = output.into();
@@ -225,7 +256,7 @@ impl ResponseStream {
         out: &mut Vec<u8>,
     ) {
         if self.open.as_ref().is_none_or(|(item, _)| item.kind != kind) {
-            self.close(out);
+            self.close("completed", out);
             let item = Item::new(kind);
             let index = self.output.len();
             let added =
@@ -252,7 +283,8 @@ impl ResponseStream {
         }
     }
 
-    fn close(&mut self, out: &mut Vec<u8>) {
+    /// Ends the open item, which is whole or not.
+    fn close(&mut self, status: &str, out: &mut Vec<u8>) {
         let Some((item, text)) = self.open.take() else { return };
         let index = self.output.len();
         let name = format!("response.{}.done", item.text_type());
@@ -263,7 +295,7 @@ impl ResponseStream {
         let mut done = at();
         done["part"] = item.part(&text);
         self.send("response.content_part.done", done, out);
-        let whole = item.done(&text);
+        let whole = item.done(&text, status);
         let done = json!({ "output_index": index, "item": whole });
         self.send("response.output_item.done", done, out);
         self.output.push(whole);
@@ -297,10 +329,12 @@ impl StreamFormat for ResponseStream {
         match kind {
             EventKind::Prefill | EventKind::Token { .. } => {}
             EventKind::Done { finish, usage: counts, timings } => {
+                let status = status(&finish);
                 if self.open.as_ref().is_none_or(|(item, _)| item.kind != "message") {
+                    self.close(status, out);
                     self.add("message", "", Map::new(), out);
                 }
-                self.close(out);
+                self.close(status, out);
                 let output = std::mem::take(&mut self.output);
                 let usage = usage(&counts, running.reasoning_tokens(0));
                 let response = finished(&self.head, output, &finish, usage);

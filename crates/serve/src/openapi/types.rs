@@ -1,0 +1,95 @@
+//! The schemas of values: their types and ranges.
+
+use serde_json::{Value, json};
+
+/// The most tokens that a request can ask for.
+pub(super) const TOKENS: i64 = u32::MAX as i64;
+
+/// A text, or at most `most` of them.
+pub(super) fn stop(most: i64) -> Value {
+    let kinds = ["string", "array", "null"];
+    json!({ "type": kinds, "items": { "type": "string" }, "maxItems": most })
+}
+
+/// The most tokens of an answer; below zero for no limit.
+pub(super) fn limit() -> Value {
+    let mut limit = integer(-2, TOKENS);
+    limit["not"] = json!({ "const": 0 });
+    limit
+}
+
+pub(super) fn keep_alive() -> Value {
+    json!({ "type": ["string", "number", "null"] })
+}
+
+pub(super) fn schema(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
+pub(super) fn input() -> Value {
+    schema("Input")
+}
+
+pub(super) fn integer(least: i64, most: i64) -> Value {
+    json!({ "type": ["integer", "null"], "minimum": least, "maximum": most })
+}
+
+pub(super) fn number(least: f64, most: f64) -> Value {
+    json!({ "type": ["number", "null"], "minimum": least, "maximum": most })
+}
+
+pub(super) fn boolean() -> Value {
+    json!({ "type": ["boolean", "null"] })
+}
+
+pub(super) fn text() -> Value {
+    json!({ "type": ["string", "null"] })
+}
+
+pub(super) fn object() -> Value {
+    json!({ "type": ["object", "null"] })
+}
+
+pub(super) fn stream_options() -> Value {
+    json!({ "type": ["object", "null"], "properties": { "include_usage": boolean() } })
+}
+
+/// A text, several texts, or token ids.
+pub(super) fn prompt() -> Value {
+    json!({
+        "type": ["string", "array"],
+        "minItems": 1,
+        "maxItems": 256,
+        "items": { "type": ["string", "integer"], "minimum": 0 },
+    })
+}
+
+/// A text, several texts, or token ids.
+pub(super) fn texts() -> Value {
+    json!({
+        "type": ["string", "array"],
+        "minItems": 1,
+        "minLength": 1,
+        "items": { "type": ["string", "integer"], "minLength": 1, "minimum": 0 },
+    })
+}
+
+pub(super) fn messages() -> Value {
+    json!({ "type": "array", "minItems": 1, "items": schema("Message") })
+}
+
+pub(super) fn message() -> Value {
+    let part = json!({
+        "type": "object",
+        "required": ["type", "text"],
+        "properties": { "type": { "const": "text" }, "text": { "type": "string" } },
+    });
+    json!({
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {
+            "role": { "enum": ["system", "user", "assistant"] },
+            "content": { "type": ["string", "array"], "items": part },
+        },
+    })
+}

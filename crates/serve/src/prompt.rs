@@ -1,0 +1,131 @@
+//! What to generate from: texts, token ids, or a conversation that the chat template renders.
+
+use serde_json::{Map, Value};
+use tokio::task::spawn_blocking;
+
+use crate::error::{ApiError, Result};
+use crate::models::Lease;
+
+/// What to generate from.
+#[derive(Clone, Debug)]
+pub(crate) enum Prompt {
+    /// Token ids.
+    Tokens(Vec<u32>),
+    /// A text; special tokens in it are parsed.
+    Text(String),
+    /// A sequence of texts and token ids.
+    Mixed(Vec<Prompt>),
+    /// Messages for the model's chat template.
+    Chat(Chat),
+}
+
+/// A conversation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Chat {
+    /// Messages as OpenAI has them.
+    pub(crate) messages: Vec<Value>,
+    /// Further variables of the template.
+    pub(crate) variables: Map<String, Value>,
+    pub(crate) end: ChatEnd,
+}
+
+/// What the prompt of a conversation ends with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ChatEnd {
+    /// The mark of the answer that the model is to write.
+    #[default]
+    Answer,
+    /// The last message, which is the start of the answer.
+    Continued,
+    /// The end of the last message.
+    Message,
+}
+
+/// The tokens of a prompt, and its text if it has been rendered.
+pub(crate) fn tokenize(lease: &Lease, prompt: Prompt) -> Result<(Vec<u32>, Option<String>)> {
+    let model = lease.text()?;
+    match prompt {
+        Prompt::Tokens(tokens) => Ok((tokens, None)),
+        Prompt::Text(text) => Ok((model.tokenize(&text)?, None)),
+        Prompt::Mixed(parts) => {
+            let mut tokens = Vec::new();
+            for (i, part) in parts.into_iter().enumerate() {
+                match part {
+                    Prompt::Text(text) => {
+                        let tokenizer = model.engine().tokenizer();
+                        tokens.extend(tokenizer.try_encode(&text, i == 0, true)?);
+                    }
+                    part => tokens.extend(tokenize(lease, part)?.0),
+                }
+            }
+            Ok((tokens, None))
+        }
+        Prompt::Chat(chat) => {
+            let text = render(lease, &chat)?;
+            // The template writes the special tokens itself.
+            Ok((model.engine().tokenizer().try_encode(&text, false, true)?, Some(text)))
+        }
+    }
+}
+
+/// The tokens of a conversation, counted.
+pub(crate) async fn count_tokens(lease: Lease, chat: Chat) -> Result<usize> {
+    let task = spawn_blocking(move || tokenize(&lease, Prompt::Chat(chat)));
+    let (tokens, _) = task.await.map_err(|_| ApiError::internal("counting panicked"))??;
+    Ok(tokens.len())
+}
+
+/// The text of a conversation.
+pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
+    let mut variables = lease.defaults.variables.clone();
+    variables.extend(chat.variables.clone());
+    let has_mark = chat.end == ChatEnd::Answer;
+    let render = |messages| Ok(lease.text()?.render_chat(messages, &variables, has_mark)?);
+    match chat.end {
+        ChatEnd::Continued => render_continued(chat.messages.clone(), render),
+        ChatEnd::Answer | ChatEnd::Message => render(chat.messages.clone()),
+    }
+}
+
+/// The text of a conversation up to the end of its last message, without what the template writes
+/// behind it. A marker that is not in the conversation shows where the message ends.
+fn render_continued(
+    mut messages: Vec<Value>,
+    render: impl FnOnce(Vec<Value>) -> Result<String>,
+) -> Result<String> {
+    let marker = format!("{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
+    if let Some(last) = messages.last_mut() {
+        let text = last.get("content").and_then(Value::as_str).unwrap_or_default();
+        last["content"] = format!("{}{marker}", text.trim_end()).into();
+    }
+    let mut text = render(messages)?;
+    let Some(end) = text.rfind(&marker) else {
+        let message = "the chat template does not repeat the message to continue";
+        return Err(ApiError::bad_request(message));
+    };
+    text.truncate(end);
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_continued_message_ends_where_its_text_does() {
+        let render = |messages: Vec<Value>| {
+            let line = |m: &Value| format!("<|start|>{}<|end|>", m["content"].as_str().unwrap());
+            Ok(messages.iter().map(line).collect::<String>())
+        };
+        for text in ["end", "<", "|", "", "an answer", "end  \n"] {
+            let messages = vec![json!({ "content": "hi" }), json!({ "content": text })];
+            let wanted = format!("<|start|>hi<|end|><|start|>{}", text.trim_end());
+            assert_eq!(render_continued(messages, render).unwrap(), wanted);
+        }
+        let first = |messages: Vec<Value>| Ok(messages[0]["content"].to_string());
+        let messages = vec![json!({ "content": "hi" }), json!({ "content": "hi" })];
+        assert!(render_continued(messages, first).is_err());
+    }
+}
