@@ -42,6 +42,9 @@ embed; the latter with the mean of its last hidden states, unless its file or --
 otherwise. Texts share batches of up to --batch-size tokens. Texts of --file come after those of
 the command line. A .txt file has one text per line; rows of .jsonl, .csv and .parquet files have a
 text in the column --column names, and their other columns are passed on, with `text` before them.
+--prefix takes a text, or a name: of a prompt that the model has, such as `query`, or of a task:
+search_document, search_query, clustering or classification. A prefix is computed once for texts
+that share it where pooling is `last`; otherwise every text computes it.
 
 Without --output the format is that of files with --out's name, or else JSON.
 --out FILE is FILE.partial until it is complete; --resume goes on with it, for the same texts.

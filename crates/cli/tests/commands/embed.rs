@@ -132,6 +132,16 @@ fn vectors_are_cut_scaled_and_prefixed_as_asked() {
     assert!((dot(&short, &whole[..8]) / dot(&whole[..8], &whole[..8]).sqrt() - 1.0).abs() < 1e-6);
     assert_eq!(vector(&["hello", "--dimensions", "8", "--no-normalize"]), raw[..8]);
     assert_eq!(vector(&["hello", "--prefix", "query: "]), vector(&["query: hello"]));
+    // The name of a task, and that of a prompt of the file.
+    let task = vector(&["hello", "--prefix", "search_query"]);
+    assert_eq!(task, vector(&["search_query: hello"]));
+    let prompted = place.variant("bert", |metadata| {
+        let strings = |text: &str| bodkin_gguf::Array::String(vec![text.as_bytes().into()]);
+        metadata.insert("bodkin.prompt.names", bodkin_gguf::Value::Array(strings("q")));
+        metadata.insert("bodkin.prompt.texts", bodkin_gguf::Value::Array(strings("query: ")));
+    });
+    let line = first_line(&place.text(&["embed", &prompted, "hello", "--prefix", "q"]));
+    assert_eq!(floats(&line["embedding"]), vector(&["query: hello"]));
     assert_ne!(vector(&["hello", "--pooling", "cls"]), whole);
     let bert = model("bert");
     let error = failure(&place.run(&["embed", &bert, "a", "--dimensions", "65"]));
