@@ -23,6 +23,12 @@ pub(crate) struct EmbeddingArgs {
 }
 
 impl EmbeddingArgs {
+    /// What of it holds for a reranker: whether long texts are cut.
+    #[cfg(feature = "flight")]
+    pub(crate) fn truncation(&self) -> EmbeddingOptions {
+        EmbeddingOptions { truncate: self.truncate, ..EmbeddingOptions::default() }
+    }
+
     /// The same as options of the runtime.
     pub(crate) fn options(&self) -> EmbeddingOptions {
         EmbeddingOptions {
