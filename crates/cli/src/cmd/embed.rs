@@ -26,7 +26,7 @@ use crate::store::StoreArgs;
 use crate::text::count;
 pub(crate) use options::EmbeddingArgs;
 use output::{JsonLines, Npy, Output, Target};
-use rows::{Format, Row, Rows, Sources};
+use rows::{Columns, Format, Row, Rows, Sources};
 
 #[cfg(not(feature = "flight"))]
 use crate::store::WITHOUT_ARROW;
@@ -151,7 +151,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let result = match args.tokens.is_empty() {
         true => run.all(rows),
         false => {
-            let row = Row { text: String::new(), columns: None };
+            let row = Row { text: String::new(), columns: Columns::None };
             let window = Window { rows: vec![(0, row)], tokens: vec![args.tokens.clone()] };
             run.submit(window).and_then(|window| run.write(window))
         }

@@ -46,8 +46,10 @@ fn embeddings_are_those_of_the_reference() {
 fn a_text_has_its_special_tokens_and_minds_no_company() {
     let place = Place::new();
     let reference = reference("bert");
-    // An argument holds no zero byte.
-    let is_argument = |case: &&Value| !case["text"].as_str().unwrap().contains('\0');
+    // An argument holds no zero byte, and a text some character.
+    let is_argument = |case: &&Value| {
+        case["text"].as_str().is_some_and(|text| !text.is_empty() && !text.contains('\0'))
+    };
     let cases: Vec<&Value> =
         reference["tokenize"].as_array().unwrap().iter().filter(is_argument).collect();
     let texts: Vec<&str> = cases.iter().map(|case| case["text"].as_str().unwrap()).collect();
@@ -209,12 +211,40 @@ fn rows_bring_their_columns() {
         ("{\"text\":3}", "a.jsonl:1: `text`: expected a string, found 3"),
         ("[]", "a.jsonl:1: expected a JSON object, found []"),
         ("{\"text\":\"\"}", "a.jsonl:1: the text is empty"),
+        ("{\"text\":\"x\",\"a\":1,\"a\":2}", "a.jsonl:1: two columns `a`"),
+        ("{\"text\":\"x\",\"text\":\"y\"}", "a.jsonl:1: two columns `text`"),
+        ("{\"text\":\"x\"", "a.jsonl:1: expected a JSON object: EOF"),
         ("{\"text\":\"x\",\"tokens\":1}", "row 1: the column `tokens` is made here"),
     ] {
         std::fs::write(place.path("a.jsonl"), line).unwrap();
         let error = failure(&place.run(&["embed", &bert, "-f", "a.jsonl"]));
         assert!(error.contains(wanted), "{error}");
     }
+}
+
+#[test]
+fn marks_and_blank_lines_are_no_text() {
+    let place = Place::new();
+    let (bert, given) = (model("bert"), lines(&place, &["one hen", "two hens"]));
+    for (file, text) in [
+        ("a.txt", "\u{feff}one hen\ntwo hens\n"),
+        ("a.jsonl", "\u{feff}{\"text\":\"one hen\"}\n\n{\"text\":\"two hens\"}\r\n \r\n"),
+        ("a.csv", "\u{feff}text\none hen\n\ntwo hens\n"),
+    ] {
+        std::fs::write(place.path(file), text).unwrap();
+        let found = place.text(&["embed", &bert, "-f", file]);
+        let found: Vec<Value> = found.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert_eq!(found.len(), 2, "{file}");
+        assert!(found.iter().zip(&given).all(|(a, b)| a["embedding"] == b["embedding"]), "{file}");
+    }
+    let error = failure(&place.run(&["embed", &bert, "hello", ""]));
+    assert!(error.contains("text 2 of the command line is empty"), "{error}");
+    std::fs::write(place.path("a.csv"), "text,n,n\na,1,2\n").unwrap();
+    let error = failure(&place.run(&["embed", &bert, "-f", "a.csv"]));
+    assert!(error.contains("a.csv: two columns `n`"), "{error}");
+    std::fs::write(place.path("a.csv"), "id,text\n7,a\n8,b\n").unwrap();
+    let line = first_line(&place.text(&["embed", &bert, "-f", "a.csv"]));
+    assert_eq!(line["id"], 7);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use super::connection::{Address, Store, with_id};
 use super::upload::runtime;
 use crate::batch::Id;
+use crate::columns::objects;
 use crate::error::{Error, Result};
-use crate::file::objects;
 
 /// A row that was found.
 #[derive(Clone, Debug)]

@@ -8,12 +8,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::time::sleep;
 
 use super::connection::{Address, Store, Texts, hash, ids, with_id};
 use crate::batch::{BatchBuilder, Id, Row, dimension_of, id_of, vector_at};
+use crate::columns::Columns;
 use crate::error::{Error, Result};
 
 /// A batch is sent when its vectors and texts have this many bytes.
@@ -316,9 +317,6 @@ impl Upload {
         }
     }
 }
-
-/// The caller's columns of a row.
-type Columns<'a> = Option<&'a serde_json::Map<String, Value>>;
 
 /// The thread that sends.
 struct Sender {

@@ -13,7 +13,7 @@ use bodkin_flight::file::{StreamFile, parquet_of, torn_stream};
 use bodkin_flight::store::{Upload, UploadOptions};
 
 use super::output::{Output, Target};
-use super::rows::Row;
+use super::rows::{Columns, Row};
 use crate::store::StoreArgs;
 use crate::text::count;
 
@@ -119,7 +119,15 @@ impl Output for ArrowFile {
 }
 
 fn arrow_row<'a>(number: u64, row: &'a Row, vector: &'a [f32]) -> bodkin_flight::Row<'a> {
-    bodkin_flight::Row { number, text: &row.text, columns: row.columns.as_ref(), vector }
+    bodkin_flight::Row { number, text: &row.text, columns: columns(row), vector }
+}
+
+fn columns(row: &Row) -> bodkin_flight::Columns<'_> {
+    match &row.columns {
+        Columns::None => bodkin_flight::Columns::None,
+        Columns::Json(columns) => bodkin_flight::Columns::Json(columns),
+        Columns::Stored(row) => bodkin_flight::Columns::Stored(row),
+    }
 }
 
 /// A vector store.
@@ -151,7 +159,7 @@ impl StoreOutput {
 
 impl Output for StoreOutput {
     fn has(&mut self, number: u64, row: &Row) -> Result<bool> {
-        Ok(self.upload.has(number, &row.text, row.columns.as_ref())?)
+        Ok(self.upload.has(number, &row.text, columns(row))?)
     }
 
     fn resumed(&self) -> u64 {

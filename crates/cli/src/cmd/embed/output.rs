@@ -162,7 +162,8 @@ impl Output for JsonLines {
     }
 
     fn push(&mut self, number: u64, row: &Row, tokens: usize, vector: &[f32]) -> Result<()> {
-        let columns = row.columns.as_ref();
+        let columns = row.columns.to_json()?;
+        let columns = columns.as_deref();
         if let Some(name) = ["text", "embedding", "tokens"]
             .iter()
             .find(|name| columns.is_some_and(|columns| columns.contains_key(**name)))
