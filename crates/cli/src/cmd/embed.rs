@@ -156,23 +156,22 @@ pub(crate) fn run(args: Args) -> Result<()> {
             run.submit(window).and_then(|window| run.write(window))
         }
     };
-    let is_done = result.is_ok() && !run.stop.load(Relaxed);
     if run.truncated > 0 {
         let (cut, texts) = (run.truncated, count(run.texts, "text"));
         eprintln!("{cut} of {texts} cut to {} tokens", run.encoder.context());
     }
-    let note = match is_done {
-        true => run.output.finish()?,
-        false => run.output.stop(),
+    let result = match run.stop.load(Relaxed) {
+        true => result.and(Err(Interrupted.into())),
+        false => result.and_then(|()| run.output.finish()),
+    };
+    let note = match &result {
+        Ok(note) => note.clone(),
+        Err(_) => run.output.stop(),
     };
     if let Some(note) = note {
         eprintln!("{note}");
     }
-    result?;
-    match is_done {
-        true => Ok(()),
-        false => Err(Interrupted.into()),
-    }
+    result.map(|_| ())
 }
 
 fn sources(args: &Args) -> Sources {

@@ -4,8 +4,7 @@ use arrow_array::{Float32Array, UInt64Array};
 use arrow_ipc::reader::StreamReader;
 use serde_json::{Map, Value, json};
 
-use super::connection::{Address, Store, with_id};
-use super::upload::runtime;
+use super::connection::{Address, Store, runtime, with_id};
 use crate::batch::Id;
 use crate::columns::objects;
 use crate::error::{Error, Result};

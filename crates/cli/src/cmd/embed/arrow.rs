@@ -14,6 +14,7 @@ use bodkin_flight::store::{Upload, UploadOptions};
 
 use super::output::{Output, Target};
 use super::rows::{Columns, Row};
+use crate::interrupt::Interrupted;
 use crate::store::StoreArgs;
 use crate::text::count;
 
@@ -96,7 +97,7 @@ impl Output for ArrowFile {
         Ok(())
     }
 
-    fn finish(mut self: Box<Self>) -> Result<Option<String>> {
+    fn finish(&mut self) -> Result<Option<String>> {
         self.flush()?;
         if let Some(stream) = self.stream.take() {
             stream.finish().with_context(|| self.target.failed())?;
@@ -111,7 +112,7 @@ impl Output for ArrowFile {
         Ok(None)
     }
 
-    fn stop(mut self: Box<Self>) -> Option<String> {
+    fn stop(&mut self) -> Option<String> {
         // The error that ended the run is the one to tell.
         let _ = self.flush();
         self.target.kept(self.first, self.rows)
@@ -127,6 +128,14 @@ fn columns(row: &Row) -> bodkin_flight::Columns<'_> {
         Columns::None => bodkin_flight::Columns::None,
         Columns::Json(columns) => bodkin_flight::Columns::Json(columns),
         Columns::Stored(row) => bodkin_flight::Columns::Stored(row),
+    }
+}
+
+/// An error of an upload. That the user ended it has a status of its own.
+fn failed(error: bodkin_flight::Error) -> anyhow::Error {
+    match error {
+        bodkin_flight::Error::Interrupted => Interrupted.into(),
+        error => error.into(),
     }
 }
 
@@ -168,15 +177,15 @@ impl Output for StoreOutput {
     }
 
     fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
-        Ok(self.upload.push(arrow_row(number, row, vector))?)
+        self.upload.push(arrow_row(number, row, vector)).map_err(failed)
     }
 
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }
 
-    fn finish(self: Box<Self>) -> Result<Option<String>> {
-        let landed = self.upload.finish()?;
+    fn finish(&mut self) -> Result<Option<String>> {
+        let landed = self.upload.finish().map_err(failed)?;
         let dataset = &self.dataset;
         let had = match landed.skipped {
             0 => String::new(),
@@ -194,9 +203,17 @@ impl Output for StoreOutput {
         )))
     }
 
-    fn stop(self: Box<Self>) -> Option<String> {
-        let rows = usize::try_from(self.upload.stop()).unwrap_or(usize::MAX);
-        let rows = count(rows, "row");
-        Some(format!("{rows} landed in `{}`; --resume sends the others", self.dataset))
+    fn stop(&mut self) -> Option<String> {
+        let stopped = self.upload.stop();
+        let rows = |n| count(usize::try_from(n).unwrap_or(usize::MAX), "row");
+        let dataset = &self.dataset;
+        let landed = match stopped.landed {
+            Some(landed) => format!("{} landed in `{dataset}`", rows(landed)),
+            None => format!(
+                "{} acknowledged by the store, which does not say how many landed in `{dataset}`",
+                rows(stopped.acknowledged)
+            ),
+        };
+        Some(format!("{landed}; --resume sends the others"))
     }
 }

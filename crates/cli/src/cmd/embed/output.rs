@@ -28,10 +28,11 @@ pub(super) trait Output {
     fn flush(&mut self) -> Result<()>;
 
     /// All rows are there. What to tell the user, if anything.
-    fn finish(self: Box<Self>) -> Result<Option<String>>;
+    fn finish(&mut self) -> Result<Option<String>>;
 
-    /// The run ends early. What has become of the rows, if it is worth telling.
-    fn stop(self: Box<Self>) -> Option<String>;
+    /// The run ends early, maybe because `finish` failed. What has become of the rows, if it is
+    /// worth telling.
+    fn stop(&mut self) -> Option<String>;
 }
 
 /// A file that is being written, or standard output.
@@ -184,13 +185,13 @@ impl Output for JsonLines {
         self.written(result)
     }
 
-    fn finish(mut self: Box<Self>) -> Result<Option<String>> {
+    fn finish(&mut self) -> Result<Option<String>> {
         self.flush()?;
         self.target.complete()?;
         Ok(None)
     }
 
-    fn stop(mut self: Box<Self>) -> Option<String> {
+    fn stop(&mut self) -> Option<String> {
         // The error that ended the run is the one to tell.
         let _ = self.flush();
         self.target.kept(self.first, self.rows)
@@ -290,7 +291,7 @@ impl Output for Npy {
         self.out.flush().with_context(|| self.target.failed())
     }
 
-    fn finish(mut self: Box<Self>) -> Result<Option<String>> {
+    fn finish(&mut self) -> Result<Option<String>> {
         self.flush()?;
         let rows = usize::try_from(self.rows).unwrap_or(usize::MAX);
         let header = npy::header(rows, self.dimension);
@@ -301,7 +302,7 @@ impl Output for Npy {
         Ok(None)
     }
 
-    fn stop(mut self: Box<Self>) -> Option<String> {
+    fn stop(&mut self) -> Option<String> {
         // The error that ended the run is the one to tell.
         let _ = self.out.flush();
         self.target.kept(self.first, self.rows)
