@@ -117,6 +117,8 @@ fn an_id_comes_once_and_is_searchable_or_said_not_to_be() {
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(told.contains("ids of `texts` are texts: it cannot be searched"), "{told}");
     assert!(told.contains("2 rows landed in `texts`"), "{told}");
+    let found = error(&place, &["search", &bert, "a fox"], &store.flags("texts"));
+    assert!(found.contains("`texts` cannot be searched: expected integers as ids, found Utf8"));
     // Integers of a CSV file are integers.
     fs::write(place.path("numbers.csv"), "id,text\n71,a fox\n72,a hen\n").unwrap();
     let embed = ["embed", &bert, "-f", "numbers.csv"];
