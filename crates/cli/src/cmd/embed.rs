@@ -47,7 +47,8 @@ search_document, search_query, clustering or classification. A prefix is compute
 that share it where pooling is `last`; otherwise every text computes it.
 
 Without --output the format is that of files with --out's name, or else JSON.
---out FILE is FILE.partial until it is complete; --resume goes on with it, for the same texts.
+--out FILE is FILE.partial until it is complete; --resume goes on with it, for the same texts,
+model and options: the last row that is there must have the vector that it would get now.
 Arrow is a stream of record batches with the columns id, vector, text and those of the caller; ids
 count rows from 0 unless there is a column `id`. A store gets the same and a timestamp, is asked
 whether all rows have landed, and some are read back. Arrow, Parquet and stores need a bodkin that
@@ -288,10 +289,28 @@ impl Run {
                 bytes += row.bytes();
                 window.tokens.push(self.tokenize(*number, &row.text)?);
                 window.rows.push((*number, row));
+            } else if *number + 1 == self.output.resumed() {
+                self.check_last(*number, &row.text)?;
             }
             *number += 1;
         }
         Ok(Some(window).filter(|window| !window.rows.is_empty()))
+    }
+
+    /// Whether the last row of an interrupted run has the vector that this run would give it.
+    fn check_last(&self, number: u64, text: &str) -> Result<()> {
+        let Some(last) = self.output.last() else { return Ok(()) };
+        let tokens = self.tokenize(number, text)?;
+        let vector = self.encoder.submit(vec![tokens])?.next().transpose()?.unwrap_or_default();
+        let same = vector.iter().map(|x| x.to_bits()).eq(last.iter().map(|x| x.to_bits()));
+        ensure!(
+            same,
+            "--resume: expected in row {} the vector that {} gives its text now; another model, \
+             other options or other texts made it",
+            number + 1,
+            self.name
+        );
+        Ok(())
     }
 
     fn tokenize(&self, number: u64, text: &str) -> Result<Vec<u32>> {

@@ -248,6 +248,32 @@ fn marks_and_blank_lines_are_no_text() {
 }
 
 #[test]
+#[cfg(unix)]
+fn a_full_disk_claims_no_row_that_is_not_there() {
+    let place = Place::new();
+    let texts: String = (0..3000).map(|i| format!("{i} hens\n")).collect();
+    std::fs::write(place.path("texts.txt"), texts).unwrap();
+    for (out, row_bytes) in [("x.jsonl", 700), ("x.npy", 256)] {
+        // Files may have 400 000 bytes or so; the signal of a larger one is not wanted.
+        let script = "trap '' XFSZ; ulimit -f 390; exec \"$@\"";
+        let command = place.bodkin(&["embed", &model("bert"), "-f", "texts.txt", "-o", out]);
+        let mut limited = std::process::Command::new("bash");
+        limited.args(["-c", script, "bash"]).arg(command.get_program()).args(command.get_args());
+        let variables = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        limited.envs(variables).current_dir(place.path(""));
+        let output = limited.output().unwrap();
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("File too large"), "{told}");
+        if let Some((_, rows)) = told.split_once(".partial has ") {
+            let claimed: u64 = rows.split_once(" row").unwrap().0.parse().unwrap();
+            let bytes = std::fs::metadata(place.path(&format!("{out}.partial"))).unwrap().len();
+            assert!(claimed * row_bytes <= bytes, "{claimed} rows in {bytes} bytes: {told}");
+        }
+    }
+}
+
+#[test]
 fn interrupted_output_goes_on() {
     let place = Place::new();
     let bert = model("bert");
@@ -276,6 +302,15 @@ fn interrupted_output_goes_on() {
     let resume = ["embed", &bert, "-f", "texts.txt", "--resume", "-o", "x"];
     let error = failure(&place.run(&resume));
     assert!(error.contains("expected a JSON object with an embedding of"), "{error}");
+    let wrong = ["--output", "npy", "--resume", "-o", "x"];
+    let error = failure(&place.run(&[&["embed", &bert, "-f", "texts.txt"], &wrong[..]].concat()));
+    assert!(error.contains("expected vectors of 64, as the model gives"), "{error}");
+    // Another model or other options gave the last row.
+    let line = place.text(&["embed", &bert, "a", "--pooling", "cls"]);
+    std::fs::write(place.path("x.partial"), &line).unwrap();
+    let output = place.run(&resume);
+    let told = stderr(&output);
+    assert!(told.contains("--resume: expected in row 1 the vector that"), "{told}");
     let line = place.text(&["embed", &bert, "a"]);
     std::fs::write(place.path("x.partial"), line.repeat(3)).unwrap();
     let error = failure(&place.run(&resume));

@@ -112,3 +112,31 @@ fn a_row_that_does_not_fit_the_first_ones_is_an_error() {
         assert!(!output.status.success() && !place.path("rows.arrows").exists());
     }
 }
+
+#[test]
+fn resume_knows_whose_file_it_is() {
+    let place = Place::new();
+    let bert = model("bert");
+    fs::write(place.path("lines.txt"), "one hen\ntwo hens\n").unwrap();
+    let embed = ["embed", &bert, "-f", "lines.txt", "--output", "arrow", "-o"];
+    place.text(&[&embed[..], &["whole"]].concat());
+    let whole = fs::read(place.path("whole")).unwrap();
+    let resume = [&embed[..], &["out", "--resume"]].concat();
+    // The schema is not whole: there is nothing to keep.
+    for length in [0, 3, 4, 6, 8, 100] {
+        fs::write(place.path("out.partial"), &whole[..length]).unwrap();
+        place.text(&resume);
+        assert!(fs::read(place.path("out")).unwrap() == whole, "after {length} bytes");
+    }
+    let json = place.text(&["embed", &bert, "-f", "lines.txt"]);
+    for foreign in [json.as_bytes(), b"abc", b"PAR1 and so on"] {
+        fs::write(place.path("out.partial"), foreign).unwrap();
+        let error = failure(&place.run(&resume));
+        assert!(error.contains("expected an Arrow stream, found another kind"), "{error}");
+        assert!(fs::read(place.path("out.partial")).unwrap() == foreign, "it is left as it is");
+    }
+    let mean = [&embed[..], &["out", "--resume", "--pooling", "cls"]].concat();
+    fs::write(place.path("out.partial"), &whole).unwrap();
+    let output = place.run(&mean);
+    assert!(stderr(&output).contains("--resume: expected in row 2 the vector that"));
+}

@@ -28,6 +28,8 @@ pub(super) struct ArrowFile {
     /// The Parquet file to make.
     parquet: Option<PathBuf>,
     first: u64,
+    /// The vector of the last row that was there before.
+    last: Option<Vec<f32>>,
     rows: u64,
 }
 
@@ -39,7 +41,7 @@ impl ArrowFile {
         parquet: Option<&Path>,
     ) -> Result<ArrowFile> {
         let mut builder = BatchBuilder::new(dimension, false);
-        let (mut stream, mut out, mut first) = (None, None, 0);
+        let (mut stream, mut out, mut first, mut last) = (None, None, 0, None);
         if target.name() == "standard output" {
             ensure!(!resume, "--resume: expected --out FILE or --flight HOST");
             out = Some(Box::new(std::io::stdout()) as Box<dyn Write>);
@@ -56,7 +58,7 @@ impl ArrowFile {
                         path.display(),
                         torn.dimension
                     );
-                    first = torn.rows;
+                    (first, last) = (torn.rows, torn.last);
                     let file = Box::new(file) as Box<dyn Write>;
                     stream = Some(StreamFile::go_on(file, &torn.schema)?);
                     builder = builder.with_schema(torn.schema);
@@ -64,7 +66,7 @@ impl ArrowFile {
             }
         }
         let parquet = parquet.map(Path::to_owned);
-        Ok(ArrowFile { builder, stream, out, target, parquet, first, rows: first })
+        Ok(ArrowFile { builder, stream, out, target, parquet, first, last, rows: first })
     }
 }
 
@@ -75,6 +77,10 @@ impl Output for ArrowFile {
 
     fn resumed(&self) -> u64 {
         self.first
+    }
+
+    fn last(&self) -> Option<&[f32]> {
+        self.last.as_deref()
     }
 
     fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
@@ -174,6 +180,10 @@ impl Output for StoreOutput {
     fn resumed(&self) -> u64 {
         // The store says of each row whether it has it.
         0
+    }
+
+    fn last(&self) -> Option<&[f32]> {
+        None
     }
 
     fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
