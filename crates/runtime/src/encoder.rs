@@ -263,7 +263,8 @@ fn prompt(metadata: &Metadata, prefix: &str) -> String {
     const TASKS: [&str; 4] = ["search_document", "search_query", "clustering", "classification"];
     let strings = |key| metadata.strings(key).ok().flatten().unwrap_or_default();
     let (names, texts) = (strings("bodkin.prompt.names"), strings("bodkin.prompt.texts"));
-    let own = names.iter().zip(texts).find(|(name, _)| name.as_ref() == prefix.as_bytes());
+    let mut own = names.iter().zip(texts).filter(|(name, _)| !name.is_empty());
+    let own = own.find(|(name, _)| name.as_ref() == prefix.as_bytes());
     match own.and_then(|(_, text)| std::str::from_utf8(text).ok()) {
         Some(text) => text.to_owned(),
         None if TASKS.contains(&prefix) => format!("{prefix}: "),
