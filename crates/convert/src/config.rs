@@ -79,6 +79,18 @@ impl Config {
         first.ok_or_else(|| self.invalid("architectures", "the name of a class", "none"))
     }
 
+    /// Fails if a key is there with a value that is none of these.
+    pub(crate) fn expect(&self, name: &str, values: &[Value]) -> Result<()> {
+        match self.get(&[name]).filter(|found| !values.contains(found)) {
+            None => Ok(()),
+            Some(found) => {
+                let known: Vec<String> = values.iter().map(Value::to_string).collect();
+                let found: String = found.to_string().chars().take(40).collect();
+                Err(self.invalid(name, &known.join(" or "), &found))
+            }
+        }
+    }
+
     /// Builds an error about a key.
     pub(crate) fn invalid(&self, name: &str, expected: &str, found: &str) -> Error {
         Error::invalid(format!("{}: {name}", self.shown), expected, found)

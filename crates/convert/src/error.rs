@@ -26,6 +26,14 @@ pub enum Error {
         /// The reason.
         source: io::Error,
     },
+    /// The new file would be no model that runs.
+    #[error("{item}: the weights do not fit config.json: {reason}")]
+    Plan {
+        /// The folder or file that is converted.
+        item: String,
+        /// What is wrong with which tensor or key of the new file.
+        reason: String,
+    },
     /// A file, key or tensor is invalid.
     #[error("{item}: expected {expected}, found {found}")]
     Invalid {

@@ -12,6 +12,7 @@ mod error;
 mod family;
 mod general;
 mod model;
+mod modules;
 mod safetensors;
 mod source;
 mod tensors;

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::family;
 use crate::general;
+use crate::modules::Modules;
 use crate::safetensors::Weights;
 use crate::source::Source;
 use crate::tensors::Tensors;
@@ -57,7 +58,9 @@ impl Model {
         let tensors = Tensors::plan(family, &config, &weights)?;
         let mut metadata = Metadata::new();
         general::write(&source, &config, family.architecture, &tensors.all, &mut metadata)?;
-        family.write_keys(&config, kind.id, pooling(&source)?, &mut metadata)?;
+        let modules = Modules::read(&source)?;
+        family.write_keys(&config, kind.id, modules.pooling, &mut metadata)?;
+        modules.write_prompts(&mut metadata);
         metadata.insert("general.quantization_version", Value::U32(quantize::BLOCKS_VERSION));
         let embeddings = tensors.all.iter().find(|tensor| tensor.name == "token_embd.weight");
         let (rows, pre) =
@@ -66,7 +69,23 @@ impl Model {
         let failed = RefCell::new(None);
         let mut model = Model { weights, tensors, metadata, choices: Vec::new(), kind, failed };
         model.choices = model.choose()?;
+        model.check(&path.as_ref().display().to_string())?;
         Ok(model)
+    }
+
+    /// Whether the new file has every tensor that its metadata promise, each of its shape.
+    fn check(&self, item: &str) -> Result<()> {
+        let tensor = |choice: &Choice| {
+            let (format, bytes) = (choice.format, choice.bytes());
+            Tensor { format, bytes, ..choice.tensor.clone() }
+        };
+        let tensors: Vec<Tensor> = self.choices.iter().map(tensor).collect();
+        match bodkin_model::plan(&self.metadata, &tensors) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                Err(Error::Plan { item: bodkin_gguf::printable(item), reason: error.to_string() })
+            }
+        }
     }
 
     /// The file type.
@@ -194,31 +213,4 @@ fn read_config(source: &Source) -> Result<Config> {
     }
     let value = value.map_err(|error| Error::invalid(&shown, "JSON", error.to_string()))?;
     Config::new(shown, value)
-}
-
-/// The id of the pooling that sentence-transformers' files name.
-fn pooling(source: &Source) -> Result<Option<u32>> {
-    let name = "modules.json";
-    let Some(modules) = source.json(name)? else { return Ok(None) };
-    let text = |module: &Json, key: &str| Some(module.get(key)?.as_str()?.to_owned());
-    let is_pooling =
-        |module: &&Json| text(module, "type").is_some_and(|kind| kind.ends_with("Pooling"));
-    let module = modules.as_array().and_then(|modules| modules.iter().find(is_pooling));
-    let Some(folder) = module.and_then(|module| text(module, "path")) else { return Ok(None) };
-    let name = format!("{folder}/config.json");
-    let expected = "the pooling of the model's sentence-transformers modules";
-    let missing = || Error::invalid(source.shown(&name), expected, "no file");
-    let pooling = source.json(&name)?.ok_or_else(missing)?;
-    let is_set = |key: &str| pooling.get(key).and_then(Json::as_bool) == Some(true);
-    let mode = text(&pooling, "pooling_mode");
-    for (id, key, short) in [
-        (1, "pooling_mode_mean_tokens", "mean"),
-        (2, "pooling_mode_cls_token", "cls"),
-        (3, "pooling_mode_lasttoken", "lasttoken"),
-    ] {
-        if is_set(key) || mode.as_deref() == Some(short) {
-            return Ok(Some(id));
-        }
-    }
-    Err(Error::invalid(source.shown(&name), "mean, cls or lasttoken", "another pooling"))
 }

@@ -93,6 +93,7 @@ fn file_names(source: &Source) -> Result<(Vec<String>, Vec<String>)> {
     let is_weights = |name: &&String| name.starts_with("model") && name.ends_with(".safetensors");
     let files: Vec<String> = names.iter().filter(is_weights).cloned().collect();
     if !files.is_empty() {
+        check_shards(source, &files)?;
         return Ok((files, Vec::new()));
     }
     let is_pickle = |name: &&String| {
@@ -103,6 +104,21 @@ fn file_names(source: &Source) -> Result<(Vec<String>, Vec<String>)> {
         None => "none".to_owned(),
     };
     Err(Error::invalid(source.shown("model*.safetensors"), "a file with weights", found))
+}
+
+/// Fails if names such as `model-00001-of-00003.safetensors` do not count up to their last number.
+fn check_shards(source: &Source, files: &[String]) -> Result<()> {
+    let count = |name: &str| -> Option<usize> {
+        name.strip_suffix(".safetensors")?.rsplit_once("-of-")?.1.parse().ok()
+    };
+    match files.iter().filter_map(|name| count(name)).max() {
+        Some(count) if count != files.len() => {
+            let expected = format!("{count} files with weights, as their names say");
+            let item = source.shown("model*.safetensors");
+            Err(Error::invalid(item, expected, files.len().to_string()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The tensors of a file, sorted by name.

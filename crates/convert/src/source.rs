@@ -159,15 +159,16 @@ impl Source {
     fn stream_file(&self, name: &str) -> Result<Option<Stream>> {
         let path = self.path.join(name);
         let shown = path.display().to_string();
-        let file = match File::open(&path) {
+        // Before it is opened: that of a pipe would wait for a writer.
+        let metadata = match fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(Error::io(&shown))?,
+            metadata => metadata.map_err(Error::io(&shown))?,
         };
-        let metadata = file.metadata().map_err(Error::io(&shown))?;
         if !metadata.is_file() {
             let found = bodkin_gguf::kind_of_file(metadata.file_type());
             return Err(Error::invalid(shown, "a file", found));
         }
+        let file = File::open(&path).map_err(Error::io(&shown))?;
         Ok(Some(Stream { bytes: metadata.len(), data: Data::Plain { file, start: 0 } }))
     }
 

@@ -19,13 +19,18 @@ struct Place {
 
 impl Place {
     fn new() -> Place {
+        Place::of("qwen2")
+    }
+
+    fn of(model: &str) -> Place {
         let root = tempfile::tempdir().unwrap();
         let place = Place { root };
-        let zip = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/convert/qwen2.zip");
+        let zip = format!("{}/../../tests/convert/{model}.zip", env!("CARGO_MANIFEST_DIR"));
         let mut archive = ZipArchive::new(fs::File::open(zip).unwrap()).unwrap();
         for index in 0..archive.len() {
             let mut member = archive.by_index(index).unwrap();
-            let name = member.name().unwrap().rsplit('/').next().unwrap().to_owned();
+            let name = member.name().unwrap().split_once('/').unwrap().1.to_owned();
+            fs::create_dir_all(place.path(&name).parent().unwrap()).unwrap();
             let mut file = fs::File::create(place.path(&name)).unwrap();
             std::io::copy(&mut member, &mut file).unwrap();
         }
@@ -185,6 +190,62 @@ fn configurations_of_other_models() {
     let place = Place::new();
     fs::write(place.path("tokenizer.json"), "[".repeat(1 << 19)).unwrap();
     place.fails("tokenizer.json: expected JSON");
+}
+
+#[test]
+fn encoders_that_would_be_computed_wrongly() {
+    for (key, value, expected) in [
+        ("hidden_act", json!("relu"), "hidden_act: expected \"gelu\" or "),
+        ("position_embedding_type", json!("relative_key"), "expected \"absolute\", found"),
+        ("is_decoder", json!(true), "is_decoder: expected false, found true"),
+        ("num_hidden_layers", json!(9), "the weights do not fit config.json: "),
+        ("num_attention_heads", json!(5), "the weights do not fit config.json: "),
+    ] {
+        let place = Place::of("bert");
+        place.change("config.json", |config| config[key] = value);
+        place.fails(expected);
+    }
+    let place = Place::of("bert");
+    place.change("modules.json", |modules| {
+        let dense = json!({ "path": "2_Dense", "type": "sentence_transformers.models.Dense" });
+        modules.as_array_mut().unwrap().push(dense);
+    });
+    place.fails("modules.json: expected modules of Transformer, Pooling, Normalize, found");
+    let place = Place::of("bert");
+    place.change("1_Pooling/config.json", |pooling| {
+        pooling["pooling_mode_cls_token"] = json!(true);
+    });
+    place.fails("config.json: expected mean, cls or lasttoken alone, found cls_token and mean");
+    let place = Place::new();
+    place.change("config.json", |config| config["hidden_act"] = json!("relu"));
+    place.fails("hidden_act: expected \"silu\" or \"swish\", found \"relu\"");
+    let place = Place::new();
+    fs::rename(place.path("model.safetensors"), place.path("model-00001-of-00003.safetensors"))
+        .unwrap();
+    place.fails("expected 3 files with weights, as their names say, found 1");
+}
+
+#[test]
+fn prompts_are_in_the_file() {
+    let place = Place::of("bert");
+    let prompts = json!({ "prompts": { "query": "query: ", "none": "" } });
+    fs::write(place.path("config_sentence_transformers.json"), prompts.to_string()).unwrap();
+    let model = Model::open(place.root.path(), &Options::default()).unwrap();
+    let strings = |key: &str| model.metadata().strings(key).unwrap().unwrap().to_vec();
+    assert_eq!(strings("bodkin.prompt.names"), [b"query"[..].into()]);
+    assert_eq!(strings("bodkin.prompt.texts"), [b"query: "[..].into()]);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_pipe_is_no_file() {
+    for name in ["config.json", "model.safetensors"] {
+        let place = Place::new();
+        fs::remove_file(place.path(name)).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(place.path(name)).status().unwrap();
+        assert!(made.success());
+        place.fails(&format!("{name}: expected a file, found"));
+    }
 }
 
 #[test]

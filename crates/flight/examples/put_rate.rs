@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use bodkin_flight::Row;
 use bodkin_flight::store::{Address, Upload, UploadOptions};
+use bodkin_flight::{Columns, Row};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let start = Instant::now();
     for number in 0..rows {
         vector[0] = number as f32;
-        upload.push(Row { number, text: "", columns: None, vector: &vector })?;
+        upload.push(Row { number, text: "", columns: Columns::None, vector: &vector })?;
     }
     upload.send_all()?;
     let seconds = start.elapsed().as_secs_f64();

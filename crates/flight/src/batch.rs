@@ -8,11 +8,10 @@ use arrow_array::builder::StringBuilder;
 use arrow_array::{
     Array, ArrayRef, FixedSizeListArray, Float32Array, Int64Array, TimestampNanosecondArray,
 };
-use arrow_json::ReaderBuilder;
-use arrow_json::reader::{Decoder, infer_json_schema_from_iterator};
 use arrow_schema::{ArrowError, DataType, Field, FieldRef, SchemaRef, TimeUnit};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use crate::columns::{ColumnBuilder, Columns, NumberedRow, Waiting, infer};
 use crate::error::{Error, Result};
 
 pub use arrow_array::RecordBatch;
@@ -35,7 +34,7 @@ pub struct Row<'a> {
     /// What was embedded.
     pub text: &'a str,
     /// Other columns of the caller.
-    pub columns: Option<&'a Map<String, Value>>,
+    pub columns: Columns<'a>,
     /// `[dimension]`
     pub vector: &'a [f32],
 }
@@ -44,12 +43,12 @@ pub struct Row<'a> {
 ///
 /// # Errors
 /// If the caller's is neither an integer nor text.
-pub(crate) fn id_of(number: u64, columns: Option<&Map<String, Value>>) -> Result<Id> {
+pub(crate) fn id_of(number: u64, columns: Columns<'_>) -> Result<Id> {
     let wrong = |found: &Value| Error::Row {
         row: number + 1,
         reason: format!("`id`: expected an integer or a text, found {found}"),
     };
-    match columns.and_then(|columns| columns.get("id")) {
+    match columns.id() {
         None => Ok(Id::Number(number as i64)),
         Some(Value::String(text)) => Ok(Id::Text(text.clone())),
         Some(value) => value.as_i64().map(Id::Number).ok_or_else(|| wrong(value)),
@@ -71,10 +70,9 @@ pub struct BatchBuilder {
     ids: Ids,
     vectors: Vec<f32>,
     texts: StringBuilder,
-    columns: Vec<Map<String, Value>>,
-    /// Makes arrays of the caller's columns.
-    decoder: Option<Decoder>,
-    first: u64,
+    columns: Vec<NumberedRow>,
+    column_bytes: usize,
+    column_builder: ColumnBuilder,
     rows: usize,
 }
 
@@ -89,8 +87,8 @@ impl BatchBuilder {
             vectors: Vec::new(),
             texts: StringBuilder::new(),
             columns: Vec::new(),
-            decoder: None,
-            first: 0,
+            column_bytes: 0,
+            column_builder: ColumnBuilder::default(),
             rows: 0,
         }
     }
@@ -106,9 +104,10 @@ impl BatchBuilder {
         self.rows
     }
 
-    /// Bytes of the vectors and texts since the last batch.
+    /// Bytes of the rows since the last batch, nearly.
     pub fn bytes(&self) -> usize {
-        size_of_val(self.vectors.as_slice()) + self.texts.values_slice().len()
+        let vectors = size_of_val(self.vectors.as_slice());
+        vectors + self.texts.values_slice().len() + self.column_bytes
     }
 
     /// Adds a row.
@@ -121,9 +120,11 @@ impl BatchBuilder {
             let (expected, found) = (self.dimension, row.vector.len());
             return Err(wrong(format!("expected a vector of {expected}, found {found}")));
         }
+        if let Some(name) = ["vector", "text"].iter().find(|name| row.columns.has(name)) {
+            return Err(wrong(format!("the column `{name}` is made here: rename the caller's")));
+        }
         let id = id_of(row.number, row.columns)?;
         if self.rows == 0 {
-            self.first = row.number;
             self.ids = match id {
                 Id::Number(_) => Ids::Numbers(Vec::new()),
                 Id::Text(_) => Ids::Texts(StringBuilder::new()),
@@ -138,12 +139,9 @@ impl BatchBuilder {
         }
         self.vectors.extend_from_slice(row.vector);
         self.texts.append_value(row.text);
-        let mut columns = row.columns.cloned().unwrap_or_default();
-        columns.shift_remove("id");
-        if let Some(name) = ["vector", "text"].iter().find(|name| columns.contains_key(**name)) {
-            return Err(wrong(format!("the column `{name}` is made here: rename the caller's")));
-        }
-        self.columns.push(columns);
+        let columns = Waiting::of(row.columns);
+        self.column_bytes += columns.bytes();
+        self.columns.push((row.number, columns));
         self.rows += 1;
         Ok(())
     }
@@ -153,7 +151,8 @@ impl BatchBuilder {
     /// # Errors
     /// If a column has another type than in the first batch, or is new.
     pub fn finish(&mut self) -> Result<RecordBatch> {
-        let (first, rows) = (self.first, std::mem::take(&mut self.rows));
+        let rows = std::mem::take(&mut self.rows);
+        self.column_bytes = 0;
         let schema = match &self.schema {
             Some(schema) => Arc::clone(schema),
             None => self.infer()?,
@@ -173,42 +172,26 @@ impl BatchBuilder {
             let now = i64::try_from(now.as_nanos()).unwrap_or(i64::MAX);
             arrays.push(Arc::new(TimestampNanosecondArray::from(vec![now; rows])));
         }
-        let given = &schema.fields()[arrays.len()..];
         let columns = std::mem::take(&mut self.columns);
-        if !given.is_empty() {
-            let of_row = |error: ArrowError| Error::Row {
-                row: first + 1,
-                reason: format!("or one of the {rows} from it on: {error}"),
-            };
-            let given: Vec<FieldRef> = given.to_vec();
-            let decoder = decoder(&mut self.decoder, given)?;
-            decoder.serialize(&columns).map_err(of_row)?;
-            let batch = decoder.flush().map_err(of_row)?;
-            arrays.extend(batch.iter().flat_map(|batch| batch.columns().iter().cloned()));
-        }
+        let given = self.column_builder.arrays(&schema.fields()[arrays.len()..], columns)?;
+        arrays.extend(given);
         Ok(RecordBatch::try_new(schema, arrays)?)
     }
 
     /// The schema of the rows at hand.
     fn infer(&mut self) -> Result<SchemaRef> {
-        let given = infer_json_schema_from_iterator(
-            self.columns.iter().map(|columns| Ok::<_, ArrowError>(Value::Object(columns.clone()))),
-        )?;
+        let given = infer(&self.columns)?;
         let id = match self.ids {
             Ids::Numbers(_) => DataType::Int64,
             Ids::Texts(_) => DataType::Utf8,
         };
-        let with_time = self.with_time && given.index_of("timestamp").is_err();
+        let has_time = given.iter().any(|field| field.name() == "timestamp");
         let mut fields = fields(id, self.dimension)?;
-        if with_time {
+        if self.with_time && !has_time {
             let kind = DataType::Timestamp(TimeUnit::Nanosecond, None);
-            fields.push(Field::new("timestamp", kind, false));
+            fields.push(Arc::new(Field::new("timestamp", kind, false)));
         }
-        fields.extend(given.fields().iter().map(|field| match field.data_type() {
-            // All values are null.
-            DataType::Null => Field::new(field.name(), DataType::Utf8, true),
-            _ => field.as_ref().clone(),
-        }));
+        fields.extend(given);
         let schema = Arc::new(Schema::new(fields));
         self.schema = Some(Arc::clone(&schema));
         Ok(schema)
@@ -220,13 +203,14 @@ fn is_own_time(field: &Field) -> bool {
     field.name() == "timestamp" && !field.is_nullable()
 }
 
-fn fields(id: DataType, dimension: usize) -> Result<Vec<Field>> {
+fn fields(id: DataType, dimension: usize) -> Result<Vec<FieldRef>> {
     let (item, size) = vector_item(dimension)?;
-    Ok(vec![
+    let fields = [
         Field::new("id", id, false),
         Field::new("vector", DataType::FixedSizeList(item, size), false),
         Field::new("text", DataType::Utf8, false),
-    ])
+    ];
+    Ok(fields.map(Arc::new).into())
 }
 
 /// The items of a vector, with the name and the null flag that every Arrow library uses by default.
@@ -266,15 +250,6 @@ pub(crate) fn with_vectors(
     let mut arrays: Vec<ArrayRef> = kept.map(|(_, column)| Arc::clone(column)).collect();
     arrays.push(Arc::new(FixedSizeListArray::try_new(item, size, values, None)?));
     Ok(RecordBatch::try_new(schema, arrays)?)
-}
-
-fn decoder(slot: &mut Option<Decoder>, fields: Vec<FieldRef>) -> Result<&mut Decoder> {
-    if slot.is_none() {
-        let schema = Arc::new(Schema::new(fields));
-        // Without the strict mode an unexpected column would be left out without a word.
-        *slot = Some(ReaderBuilder::new(schema).with_strict_mode(true).build_decoder()?);
-    }
-    Ok(slot.as_mut().expect("it was just made"))
 }
 
 /// The length of the vectors of a schema, if it has any.

@@ -5,7 +5,7 @@ use arrow_schema::ArrowError;
 use tonic::{Code, Status};
 
 /// The result of everything in this crate.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why rows could not be read, written, sent or found.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,6 @@
-//! Arrow streams and Parquet files of rows. An Arrow stream may be torn anywhere: what came before
-//! the tear is whole batches, after which it can go on. A Parquet file is nothing until its end is
-//! written, so it is made of a complete Arrow stream.
+//! Arrow streams and Parquet files that are written. An Arrow stream may be torn anywhere: what
+//! came before the tear is whole batches, after which it can go on. A Parquet file is nothing until
+//! its end is written, so it is made of a complete Arrow stream.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
@@ -9,64 +9,19 @@ use std::path::Path;
 use arrow_array::RecordBatch;
 use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
-use arrow_json::LineDelimitedWriter;
 use arrow_schema::SchemaRef;
 use parquet::arrow::ArrowWriter;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::file::properties::WriterProperties;
-use serde_json::{Map, Value};
 
-use crate::batch::dimension_of;
+use crate::batch::{dimension_of, vector_at};
 use crate::error::{Error, Result};
-
-/// The rows of a Parquet file that are decoded at a time.
-const READ_ROWS: usize = 1024;
 
 /// The most rows of a row group, which a writer keeps in memory.
 const GROUP_ROWS: usize = 64 << 10;
 
-fn failed<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> Error {
+pub(crate) fn failed<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> Error {
     move |error| Error::File { path: path.display().to_string(), reason: error.to_string() }
-}
-
-/// The rows of a Parquet file as JSON objects, in order.
-///
-/// # Errors
-/// If it cannot be read or is no Parquet file; each row, if the file is damaged there.
-pub fn read_parquet(
-    path: &Path,
-) -> Result<impl Iterator<Item = Result<Map<String, Value>>> + use<>> {
-    let file = File::open(path).map_err(failed(path))?;
-    let wrong = |reason: &dyn std::fmt::Display| Error::File {
-        path: path.display().to_string(),
-        reason: format!("no complete Parquet file: {reason}"),
-    };
-    let reader = ParquetRecordBatchReaderBuilder::try_new(file).map_err(|error| wrong(&error))?;
-    let reader = reader.with_batch_size(READ_ROWS).build().map_err(|error| wrong(&error))?;
-    let path = path.to_owned();
-    Ok(reader.flat_map(move |batch| {
-        let rows = batch.map_err(failed(&path)).and_then(|batch| objects(&batch));
-        let (rows, error) = match rows {
-            Ok(rows) => (rows, None),
-            Err(error) => (Vec::new(), Some(Err(error))),
-        };
-        rows.into_iter().map(Ok).chain(error)
-    }))
-}
-
-/// The rows of a batch as JSON objects; null values are absent.
-///
-/// # Errors
-/// If a column has no form in JSON.
-pub fn objects(batch: &RecordBatch) -> Result<Vec<Map<String, Value>>> {
-    let mut writer = LineDelimitedWriter::new(Vec::new());
-    writer.write(batch)?;
-    writer.finish()?;
-    let text = writer.into_inner();
-    let rows = serde_json::Deserializer::from_slice(&text).into_iter();
-    let rows: std::result::Result<Vec<_>, _> = rows.collect();
-    rows.map_err(|error| Error::Arrow(arrow_schema::ArrowError::JsonError(error.to_string())))
 }
 
 /// Writes an Arrow stream batch by batch.
@@ -132,32 +87,53 @@ pub struct Torn {
     pub dimension: usize,
     /// Rows of its whole batches.
     pub rows: u64,
+    /// The vector of the last of them.
+    pub last: Option<Vec<f32>>,
 }
 
 /// Reads the beginning of a stream and leaves `file` where its last whole batch ends. None if not
-/// even the schema is there.
+/// even the schema is whole; the file is then empty.
 ///
 /// # Errors
 /// Those of the system, and if the file is no such stream.
 pub fn torn_stream(file: &mut File, path: &Path) -> Result<Option<Torn>> {
-    if file.metadata().map_err(failed(path))?.len() == 0 {
-        return Ok(None);
-    }
     file.rewind().map_err(failed(path))?;
     let counted = Counted { reader: BufReader::new(&mut *file), bytes: 0 };
-    let Ok(mut reader) = StreamReader::try_new(counted, None) else { return Ok(None) };
+    let Ok(mut reader) = StreamReader::try_new(counted, None) else {
+        if !is_torn_schema(file).map_err(failed(path))? {
+            return Err(failed(path)("expected an Arrow stream, found another kind of file"));
+        }
+        file.set_len(0).and_then(|()| file.rewind()).map_err(failed(path))?;
+        return Ok(None);
+    };
     let schema = reader.schema();
     let mut end = reader.get_ref().bytes;
-    let mut rows = 0;
+    let (mut rows, mut last) = (0, None);
     while let Some(Ok(batch)) = reader.next() {
         rows += batch.num_rows() as u64;
+        last = batch.num_rows().checked_sub(1).and_then(|row| vector_at(&batch, row)).or(last);
         end = reader.get_ref().bytes;
     }
     let Some(dimension) = dimension_of(&schema) else {
         return Err(failed(path)("expected an Arrow stream with the column `vector`"));
     };
     file.set_len(end).and_then(|()| file.seek(SeekFrom::Start(end))).map_err(failed(path))?;
-    Ok(Some(Torn { schema, dimension, rows }))
+    Ok(Some(Torn { schema, dimension, rows, last }))
+}
+
+/// Whether a file is the beginning of a stream whose schema is not whole. A stream begins with a
+/// mark of four bytes and the length of the schema's message.
+fn is_torn_schema(file: &mut File) -> std::io::Result<bool> {
+    const MARK: [u8; 4] = [0xff; 4];
+    file.rewind()?;
+    let mut start = Vec::new();
+    (&mut *file).take(8).read_to_end(&mut start)?;
+    let Some((mark, length)) = start.split_first_chunk::<4>() else {
+        return Ok(MARK.starts_with(&start));
+    };
+    let Ok(length) = <[u8; 4]>::try_from(length) else { return Ok(*mark == MARK) };
+    let end = u64::from(u32::from_le_bytes(length)) + start.len() as u64;
+    Ok(*mark == MARK && end > file.metadata()?.len())
 }
 
 /// Counts the bytes that are read.

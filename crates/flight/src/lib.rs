@@ -5,10 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod columns;
 mod error;
 pub mod file;
+pub mod input;
 pub mod service;
 pub mod store;
 
 pub use batch::{BatchBuilder, Id, RecordBatch, Row, Schema};
+pub use columns::{Columns, StoredRow};
 pub use error::{Error, Result};

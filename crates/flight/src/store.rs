@@ -3,8 +3,11 @@
 
 mod connection;
 mod search;
+mod seen;
+mod sender;
 mod upload;
 
 pub use connection::Address;
 pub use search::{Hit, search};
-pub use upload::{Landed, Upload, UploadOptions};
+pub use sender::UploadOptions;
+pub use upload::{Landed, Stopped, Upload};

@@ -15,7 +15,8 @@ pub struct EmbeddingOptions {
     pub normalize: bool,
     /// Cut vectors to their first dimensions, before they are scaled (Matryoshka).
     pub dimensions: Option<usize>,
-    /// Put before each text, such as `search_document: `.
+    /// Put before each text: the name of a prompt that the file has, such as `query`, or of a task,
+    /// such as `search_document`, or the text itself.
     pub prefix: String,
     /// Cut a text that is longer than the context, instead of refusing it.
     pub truncate: bool,

@@ -2,6 +2,7 @@
 
 use bodkin_backend::{Backend, Limits, PAGE_TOKENS};
 use bodkin_engine::{Embedder, Stats, Tokenizer, longest_text};
+use bodkin_gguf::Metadata;
 use bodkin_model::{Plan, Pooling};
 
 use crate::backends::backend;
@@ -69,12 +70,13 @@ impl Encoder {
         let model = file.load(backend.as_ref(), &limits)?;
         let embedder = Embedder::open(model, context, parallel, options.queue);
         let tokenizer = LazyTokenizer::new(&file, options);
+        let prefix = prompt(file.file.metadata(), &options.embedding.prefix);
         Ok(Encoder {
             embedder: embedder.map_err(Error::engine(&file.name))?,
             is_reranker: file.pooling()? == Pooling::Rank,
             name: file.name,
             tokenizer,
-            options: options.embedding.clone(),
+            options: EmbeddingOptions { prefix, ..options.embedding.clone() },
             bytes,
         })
     }
@@ -260,6 +262,21 @@ impl Builder {
     /// If the model is not found, its file has no plan for embeddings, or it does not fit.
     pub fn load_encoder(self) -> Result<Encoder> {
         Encoder::open(self.find()?, &self.options)
+    }
+}
+
+/// What a prefix stands for: the prompt of this name in the file, or the name of a task as models
+/// read it, or else itself.
+fn prompt(metadata: &Metadata, prefix: &str) -> String {
+    const TASKS: [&str; 4] = ["search_document", "search_query", "clustering", "classification"];
+    let strings = |key| metadata.strings(key).ok().flatten().unwrap_or_default();
+    let (names, texts) = (strings("bodkin.prompt.names"), strings("bodkin.prompt.texts"));
+    let mut own = names.iter().zip(texts).filter(|(name, _)| !name.is_empty());
+    let own = own.find(|(name, _)| name.as_ref() == prefix.as_bytes());
+    match own.and_then(|(_, text)| std::str::from_utf8(text).ok()) {
+        Some(text) => text.to_owned(),
+        None if TASKS.contains(&prefix) => format!("{prefix}: "),
+        None => prefix.to_owned(),
     }
 }
 

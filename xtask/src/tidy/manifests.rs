@@ -16,7 +16,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("wgpu", &["backend", "gguf", "model"]),
     ("engine", &["backend", "gguf", "model"]),
     ("compress", &["backend", "gguf", "model"]),
-    ("convert", &["compress", "gguf"]),
+    ("convert", &["compress", "gguf", "model"]),
     ("runtime", &["backend", "convert", "cpu", "cuda", "engine", "gguf", "model", "wgpu"]),
     ("eval", &["backend", "engine", "gguf", "model", "runtime"]),
     ("serve", &["backend", "engine", "gguf", "model", "runtime"]),

@@ -26,7 +26,7 @@ use crate::store::StoreArgs;
 use crate::text::count;
 pub(crate) use options::EmbeddingArgs;
 use output::{JsonLines, Npy, Output, Target};
-use rows::{Format, Row, Rows, Sources};
+use rows::{Columns, Format, Row, Rows, Sources};
 
 #[cfg(not(feature = "flight"))]
 use crate::store::WITHOUT_ARROW;
@@ -42,9 +42,13 @@ embed; the latter with the mean of its last hidden states, unless its file or --
 otherwise. Texts share batches of up to --batch-size tokens. Texts of --file come after those of
 the command line. A .txt file has one text per line; rows of .jsonl, .csv and .parquet files have a
 text in the column --column names, and their other columns are passed on, with `text` before them.
+--prefix takes a text, or a name: of a prompt that the model has, such as `query`, or of a task:
+search_document, search_query, clustering or classification. A prefix is computed once for texts
+that share it where pooling is `last`; otherwise every text computes it.
 
 Without --output the format is that of files with --out's name, or else JSON.
---out FILE is FILE.partial until it is complete; --resume goes on with it, for the same texts.
+--out FILE is FILE.partial until it is complete; --resume goes on with it, for the same texts,
+model and options: the last row that is there must have the vector that it would get now.
 Arrow is a stream of record batches with the columns id, vector, text and those of the caller; ids
 count rows from 0 unless there is a column `id`. A store gets the same and a timestamp, is asked
 whether all rows have landed, and some are read back. Arrow, Parquet and stores need a bodkin that
@@ -148,28 +152,27 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let result = match args.tokens.is_empty() {
         true => run.all(rows),
         false => {
-            let row = Row { text: String::new(), columns: None };
+            let row = Row { text: String::new(), columns: Columns::None };
             let window = Window { rows: vec![(0, row)], tokens: vec![args.tokens.clone()] };
             run.submit(window).and_then(|window| run.write(window))
         }
     };
-    let is_done = result.is_ok() && !run.stop.load(Relaxed);
     if run.truncated > 0 {
         let (cut, texts) = (run.truncated, count(run.texts, "text"));
         eprintln!("{cut} of {texts} cut to {} tokens", run.encoder.context());
     }
-    let note = match is_done {
-        true => run.output.finish()?,
-        false => run.output.stop(),
+    let result = match run.stop.load(Relaxed) {
+        true => result.and(Err(Interrupted.into())),
+        false => result.and_then(|()| run.output.finish()),
+    };
+    let note = match &result {
+        Ok(note) => note.clone(),
+        Err(_) => run.output.stop(),
     };
     if let Some(note) = note {
         eprintln!("{note}");
     }
-    result?;
-    match is_done {
-        true => Ok(()),
-        false => Err(Interrupted.into()),
-    }
+    result.map(|_| ())
 }
 
 fn sources(args: &Args) -> Sources {
@@ -286,10 +289,28 @@ impl Run {
                 bytes += row.bytes();
                 window.tokens.push(self.tokenize(*number, &row.text)?);
                 window.rows.push((*number, row));
+            } else if *number + 1 == self.output.resumed() {
+                self.check_last(*number, &row.text)?;
             }
             *number += 1;
         }
         Ok(Some(window).filter(|window| !window.rows.is_empty()))
+    }
+
+    /// Whether the last row of an interrupted run has the vector that this run would give it.
+    fn check_last(&self, number: u64, text: &str) -> Result<()> {
+        let Some(last) = self.output.last() else { return Ok(()) };
+        let tokens = self.tokenize(number, text)?;
+        let vector = self.encoder.submit(vec![tokens])?.next().transpose()?.unwrap_or_default();
+        let same = vector.iter().map(|x| x.to_bits()).eq(last.iter().map(|x| x.to_bits()));
+        ensure!(
+            same,
+            "--resume: expected in row {} the vector that {} gives its text now; another model, \
+             other options or other texts made it",
+            number + 1,
+            self.name
+        );
+        Ok(())
     }
 
     fn tokenize(&self, number: u64, text: &str) -> Result<Vec<u32>> {

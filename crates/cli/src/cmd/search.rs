@@ -9,7 +9,8 @@ use crate::store::StoreArgs;
 const AFTER: &str = "\
 Prints the nearest rows, best first: score, text, and the other columns as JSON. MODEL must be the
 one whose vectors the dataset holds, with the same --prefix for questions as it was trained with.
-Ids must be integers below 2^32, as `bodkin embed` makes them by default, for rows to be fetched.";
+Ids must be integers below 2^32, as `bodkin embed` makes them by default. --truncate also cuts the
+texts that --rerank reads.";
 
 /// Arguments of `search`.
 #[derive(clap::Args)]
@@ -76,7 +77,11 @@ mod flight {
             ..args.machine.options()
         };
         let encoder = Encoder::open(find(&args.model)?, &options)?;
-        let vector = encoder.embed(&[&args.question])?.pop().context("the model gave no vector")?;
+        let mut embedded = encoder.submit(vec![encoder.tokenize(&args.question)?])?;
+        if embedded.truncated() > 0 {
+            eprintln!("the question is cut to {} tokens", encoder.context());
+        }
+        let vector = embedded.next().transpose()?.context("the model gave no vector")?;
         let wanted = match args.rerank {
             Some(_) => args.number * CANDIDATES,
             None => args.number,
@@ -84,7 +89,9 @@ mod flight {
         let mut hits = search(&address, dataset, &vector, wanted)?;
         if let Some(reranker) = &args.rerank {
             drop(encoder);
-            let reranker = Encoder::open(find(reranker)?, &args.machine.options())?;
+            let embedding = args.embedding.truncation();
+            let options = Options { embedding, ..args.machine.options() };
+            let reranker = Encoder::open(find(reranker)?, &options)?;
             rerank(&reranker, &args.question, &mut hits)?;
             hits.truncate(args.number);
         }
@@ -98,9 +105,14 @@ mod flight {
     /// Replaces the scores of the store by those of a model that reads both texts together.
     fn rerank(reranker: &Encoder, question: &str, hits: &mut [Hit]) -> Result<()> {
         let texts: Vec<&str> = hits.iter().map(|hit| text(&hit.columns)).collect();
-        let scores = reranker.rank(question, &texts)?;
+        let scores = reranker.submit(reranker.tokenize_pairs(question, &texts)?)?;
+        let (cut, context) = (scores.truncated(), reranker.context());
         for (hit, score) in hits.iter_mut().zip(scores) {
-            hit.score = score;
+            hit.score = *score?.first().context("the reranker gave no score")?;
+        }
+        if cut > 0 {
+            let texts = crate::text::count(hits.len(), "text");
+            eprintln!("{cut} of {texts} cut to {context} tokens for the reranker");
         }
         hits.sort_by(|a, b| b.score.total_cmp(&a.score));
         Ok(())

@@ -46,8 +46,10 @@ fn embeddings_are_those_of_the_reference() {
 fn a_text_has_its_special_tokens_and_minds_no_company() {
     let place = Place::new();
     let reference = reference("bert");
-    // An argument holds no zero byte.
-    let is_argument = |case: &&Value| !case["text"].as_str().unwrap().contains('\0');
+    // An argument holds no zero byte, and a text some character.
+    let is_argument = |case: &&Value| {
+        case["text"].as_str().is_some_and(|text| !text.is_empty() && !text.contains('\0'))
+    };
     let cases: Vec<&Value> =
         reference["tokenize"].as_array().unwrap().iter().filter(is_argument).collect();
     let texts: Vec<&str> = cases.iter().map(|case| case["text"].as_str().unwrap()).collect();
@@ -132,6 +134,16 @@ fn vectors_are_cut_scaled_and_prefixed_as_asked() {
     assert!((dot(&short, &whole[..8]) / dot(&whole[..8], &whole[..8]).sqrt() - 1.0).abs() < 1e-6);
     assert_eq!(vector(&["hello", "--dimensions", "8", "--no-normalize"]), raw[..8]);
     assert_eq!(vector(&["hello", "--prefix", "query: "]), vector(&["query: hello"]));
+    // The name of a task, and that of a prompt of the file.
+    let task = vector(&["hello", "--prefix", "search_query"]);
+    assert_eq!(task, vector(&["search_query: hello"]));
+    let prompted = place.variant("bert", |metadata| {
+        let strings = |text: &str| bodkin_gguf::Array::String(vec![text.as_bytes().into()]);
+        metadata.insert("bodkin.prompt.names", bodkin_gguf::Value::Array(strings("q")));
+        metadata.insert("bodkin.prompt.texts", bodkin_gguf::Value::Array(strings("query: ")));
+    });
+    let line = first_line(&place.text(&["embed", &prompted, "hello", "--prefix", "q"]));
+    assert_eq!(floats(&line["embedding"]), vector(&["query: hello"]));
     assert_ne!(vector(&["hello", "--pooling", "cls"]), whole);
     let bert = model("bert");
     let error = failure(&place.run(&["embed", &bert, "a", "--dimensions", "65"]));
@@ -199,11 +211,65 @@ fn rows_bring_their_columns() {
         ("{\"text\":3}", "a.jsonl:1: `text`: expected a string, found 3"),
         ("[]", "a.jsonl:1: expected a JSON object, found []"),
         ("{\"text\":\"\"}", "a.jsonl:1: the text is empty"),
+        ("{\"text\":\"x\",\"a\":1,\"a\":2}", "a.jsonl:1: two columns `a`"),
+        ("{\"text\":\"x\",\"text\":\"y\"}", "a.jsonl:1: two columns `text`"),
+        ("{\"text\":\"x\"", "a.jsonl:1: expected a JSON object: EOF"),
         ("{\"text\":\"x\",\"tokens\":1}", "row 1: the column `tokens` is made here"),
     ] {
         std::fs::write(place.path("a.jsonl"), line).unwrap();
         let error = failure(&place.run(&["embed", &bert, "-f", "a.jsonl"]));
         assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn marks_and_blank_lines_are_no_text() {
+    let place = Place::new();
+    let (bert, given) = (model("bert"), lines(&place, &["one hen", "two hens"]));
+    for (file, text) in [
+        ("a.txt", "\u{feff}one hen\ntwo hens\n"),
+        ("a.jsonl", "\u{feff}{\"text\":\"one hen\"}\n\n{\"text\":\"two hens\"}\r\n \r\n"),
+        ("a.csv", "\u{feff}text\none hen\n\ntwo hens\n"),
+    ] {
+        std::fs::write(place.path(file), text).unwrap();
+        let found = place.text(&["embed", &bert, "-f", file]);
+        let found: Vec<Value> = found.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+        assert_eq!(found.len(), 2, "{file}");
+        assert!(found.iter().zip(&given).all(|(a, b)| a["embedding"] == b["embedding"]), "{file}");
+    }
+    let error = failure(&place.run(&["embed", &bert, "hello", ""]));
+    assert!(error.contains("text 2 of the command line is empty"), "{error}");
+    std::fs::write(place.path("a.csv"), "text,n,n\na,1,2\n").unwrap();
+    let error = failure(&place.run(&["embed", &bert, "-f", "a.csv"]));
+    assert!(error.contains("a.csv: two columns `n`"), "{error}");
+    std::fs::write(place.path("a.csv"), "id,text\n7,a\n8,b\n").unwrap();
+    let line = first_line(&place.text(&["embed", &bert, "-f", "a.csv"]));
+    assert_eq!(line["id"], 7);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_full_disk_claims_no_row_that_is_not_there() {
+    let place = Place::new();
+    let texts: String = (0..3000).map(|i| format!("{i} hens\n")).collect();
+    std::fs::write(place.path("texts.txt"), texts).unwrap();
+    for (out, row_bytes) in [("x.jsonl", 700), ("x.npy", 256)] {
+        // Files may have 400 000 bytes or so; the signal of a larger one is not wanted.
+        let script = "trap '' XFSZ; ulimit -f 390; exec \"$@\"";
+        let command = place.bodkin(&["embed", &model("bert"), "-f", "texts.txt", "-o", out]);
+        let mut limited = std::process::Command::new("bash");
+        limited.args(["-c", script, "bash"]).arg(command.get_program()).args(command.get_args());
+        let variables = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        limited.envs(variables).current_dir(place.path(""));
+        let output = limited.output().unwrap();
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("File too large"), "{told}");
+        if let Some((_, rows)) = told.split_once(".partial has ") {
+            let claimed: u64 = rows.split_once(" row").unwrap().0.parse().unwrap();
+            let bytes = std::fs::metadata(place.path(&format!("{out}.partial"))).unwrap().len();
+            assert!(claimed * row_bytes <= bytes, "{claimed} rows in {bytes} bytes: {told}");
+        }
     }
 }
 
@@ -236,6 +302,15 @@ fn interrupted_output_goes_on() {
     let resume = ["embed", &bert, "-f", "texts.txt", "--resume", "-o", "x"];
     let error = failure(&place.run(&resume));
     assert!(error.contains("expected a JSON object with an embedding of"), "{error}");
+    let wrong = ["--output", "npy", "--resume", "-o", "x"];
+    let error = failure(&place.run(&[&["embed", &bert, "-f", "texts.txt"], &wrong[..]].concat()));
+    assert!(error.contains("expected vectors of 64, as the model gives"), "{error}");
+    // Another model or other options gave the last row.
+    let line = place.text(&["embed", &bert, "a", "--pooling", "cls"]);
+    std::fs::write(place.path("x.partial"), &line).unwrap();
+    let output = place.run(&resume);
+    let told = stderr(&output);
+    assert!(told.contains("--resume: expected in row 1 the vector that"), "{told}");
     let line = place.text(&["embed", &bert, "a"]);
     std::fs::write(place.path("x.partial"), line.repeat(3)).unwrap();
     let error = failure(&place.run(&resume));

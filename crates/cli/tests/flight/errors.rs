@@ -101,3 +101,70 @@ fn damaged_parquet_and_a_full_disk_are_errors() {
         assert!(found.contains("No space left"), "{found}");
     }
 }
+
+#[test]
+fn an_id_comes_once_and_is_searchable_or_said_not_to_be() {
+    let place = Place::new();
+    let bert = model("bert");
+    let store = Store::start(VERSIONS[1], &[]);
+    let twice = "{\"id\":5,\"text\":\"a\"}\n{\"id\":6,\"text\":\"b\"}\n{\"id\":5,\"text\":\"a\"}\n";
+    fs::write(place.path("twice.jsonl"), twice).unwrap();
+    let found = error(&place, &["embed", &bert, "-f", "twice.jsonl"], &store.flags("twice"));
+    assert!(found.contains("row 3: `id`: row 1 has 5 already"), "{found}");
+    fs::write(place.path("texts.csv"), "id,text\na1,a fox\n2,a hen\n").unwrap();
+    let embed = ["embed", &bert, "-f", "texts.csv"];
+    let output = place.run(&[&embed[..], &words(&store.flags("texts"))].concat());
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(told.contains("ids of `texts` are texts: it cannot be searched"), "{told}");
+    assert!(told.contains("2 rows landed in `texts`"), "{told}");
+    let found = error(&place, &["search", &bert, "a fox"], &store.flags("texts"));
+    assert!(found.contains("`texts` cannot be searched: expected integers as ids, found Utf8"));
+    // Integers of a CSV file are integers.
+    fs::write(place.path("numbers.csv"), "id,text\n71,a fox\n72,a hen\n").unwrap();
+    let embed = ["embed", &bert, "-f", "numbers.csv"];
+    place.text(&[&embed[..], &words(&store.flags("numbers"))].concat());
+    let search = ["search", &bert, "a fox", "--json", "-n", "1"];
+    let line = place.text(&[&search[..], &words(&store.flags("numbers"))].concat());
+    assert!(line.contains("\"id\":71") && line.contains("a fox"), "{line}");
+    fs::write(place.path("mixed.csv"), "id,text\n71,a fox\nx,a hen\n").unwrap();
+    let found = error(&place, &["embed", &bert, "-f", "mixed.csv"], &store.flags("mixed"));
+    assert!(found.contains("mixed.csv:3: `id`: expected an integer, as in the first"), "{found}");
+}
+
+#[test]
+fn an_error_in_the_last_batch_tells_what_landed() {
+    let place = Place::new();
+    let bert = model("bert");
+    let store = Store::start(VERSIONS[1], &[]);
+    let rows = format!("{}{}", "{\"text\":\"a\"}\n".repeat(109), "{\"text\":\"a\",\"n\":1}\n");
+    fs::write(place.path("last.jsonl"), rows).unwrap();
+    let embed = ["embed", &bert, "--put-rows", "100", "-f", "last.jsonl"];
+    let output = place.run(&[&embed[..], &words(&store.flags("last"))].concat());
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("row 110: the column `n` is not in the first rows"), "{told}");
+    assert!(told.contains("rows landed in `last`; --resume sends the others"), "{told}");
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_ends_an_upload_to_a_store_that_hangs() {
+    let place = Place::new();
+    let bert = model("bert");
+    let mut store = Store::start(VERSIONS[1], &["--hang-after", "100"]);
+    fs::write(place.path("lines.txt"), "a hen\n".repeat(2000)).unwrap();
+    let embed = ["embed", &bert, "--put-rows", "100", "-f", "lines.txt"];
+    let mut command = place.bodkin(&[&embed[..], &words(&store.flags("hung"))].concat());
+    let child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    assert_eq!((store.next_put(), store.next_put()), (100, 0), "the second hangs");
+    let start = std::time::Instant::now();
+    let pid = child.id().to_string();
+    let signal = std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap();
+    assert!(signal.success());
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(start.elapsed().as_secs() < 30, "{told}");
+    assert_eq!(output.status.code(), Some(130), "{told}");
+    assert!(told.contains("; --resume sends the others"), "{told}");
+    assert!(told.contains("100 rows acknowledged by the store, which does not say"), "{told}");
+}

@@ -1,5 +1,5 @@
 """A vector store with Longbow's two ports, for tests: what it accepts lands later, what it has
-acknowledged is on disk, and it can be told to be slow, to refuse keys, and to die."""
+acknowledged is on disk, and it can be told to be slow, to refuse keys, to hang, and to die."""
 
 import argparse
 import json
@@ -42,6 +42,7 @@ class Store:
         self.datasets = {}
         self.puts = 0
         self.accepted = 0
+        self.hangs = False
         for name in sorted(os.listdir(options.folder)) if options.folder else []:
             with pyarrow.OSFile(os.path.join(options.folder, name)) as file:
                 reader = pyarrow.ipc.open_stream(file)
@@ -84,6 +85,10 @@ class Store:
         if self.options.slow_down and self.puts % self.options.slow_down == 0:
             writer.write(json.dumps(
                 {"status": "slow_down", "reason": "wal_pressure"}).encode())
+        if self.options.hang_after and self.accepted >= self.options.hang_after:
+            self.hangs = True
+            print("put", 0, flush=True)
+            threading.Event().wait()
         batches = [chunk.data for chunk in reader]
         rows = sum(batch.num_rows for batch in batches)
         self.accepted += rows
@@ -116,6 +121,8 @@ class Store:
         return operators[item["operator"]](int(item["value"]))
 
     def readiness(self, name):
+        while self.hangs:
+            time.sleep(0.1)
         with self.lock:
             if name not in self.datasets:
                 return {"status": "NOT_FOUND", "reason": "dataset not found"}
@@ -225,6 +232,7 @@ def main():
     parser.add_argument("--land-ms", type=float, default=20)
     parser.add_argument("--slow-down", type=int, default=0)
     parser.add_argument("--die-after", type=int, default=0)
+    parser.add_argument("--hang-after", type=int, default=0)
     parser.add_argument("--api-key")
     store = Store(parser.parse_args())
     data = Port(store, store.options.data_port, False)

@@ -157,4 +157,13 @@ fn a_reranker_sorts_what_a_search_finds() {
         assert_eq!(row["text"], text);
         assert!((row["score"].as_f64().unwrap() - score).abs() < TOLERANCE, "{row}");
     }
+    // A text that is too long for the reranker is cut if asked.
+    fs::write(place.path("long.txt"), "word ".repeat(400)).unwrap();
+    let flags = store.flags("long");
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    printed(place.run(&[&["embed", &bert, "-f", "long.txt", "--truncate"], &flags[..]].concat()));
+    assert!(!place.run(&[&search, &flags[..]].concat()).status.success());
+    let cut = place.run(&[&search[..], &["--truncate"], &flags[..]].concat());
+    assert!(stderr(&cut).contains("1 of 1 text cut to"), "{}", stderr(&cut));
+    printed(cut);
 }

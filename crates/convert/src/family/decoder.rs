@@ -104,6 +104,11 @@ pub(super) const GEMMA3: Family = Family {
 };
 
 fn complete(config: &mut Config) -> Result<()> {
+    // Gemma's configurations have another key, and this one with a value that is not used.
+    match config.class()?.starts_with("Gemma3") {
+        true => config.expect("hidden_activation", &["gelu_pytorch_tanh".into()])?,
+        false => config.expect("hidden_act", &["silu".into(), "swish".into()])?,
+    }
     if Rope::of(config)?.base.is_none() {
         config.set("rope_theta", 10_000.0);
     }

@@ -1,7 +1,7 @@
 //! Encoders of the BERT kind.
 
 use bodkin_gguf::Value;
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::definition::{Family, Names, Vocabulary, unchanged};
 use super::keys::Keys;
@@ -62,7 +62,13 @@ pub(super) const NOMIC_BERT: Family = Family {
     ..BERT
 };
 
+/// What this architecture means is fixed, so a configuration that says otherwise is refused. All
+/// kinds of GELU are computed as one.
 fn complete(config: &mut Config) -> Result<()> {
+    let gelu = ["gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh"];
+    config.expect("hidden_act", &gelu.map(Json::from))?;
+    config.expect("position_embedding_type", &["absolute".into()])?;
+    config.expect("is_decoder", &[false.into()])?;
     config.set_defaults(&[("layer_norm_eps", json!(1e-12)), ("type_vocab_size", json!(2))]);
     Ok(())
 }
@@ -96,10 +102,7 @@ fn complete_nomic(config: &mut Config) -> Result<()> {
         ("rotary_emb_fraction", json!(1.0)),
         ("rotary_emb_interleaved", json!(false)),
     ] {
-        let found = config.get(&[name]);
-        if let Some(found) = found.filter(|found| **found != expected) {
-            return Err(config.invalid(name, &expected.to_string(), &found.to_string()));
-        }
+        config.expect(name, &[expected])?;
     }
     // Version 1 and 1.5 name the length of their scaled context, but were trained for this one.
     if config.need_count(&["n_positions"])? == 8192

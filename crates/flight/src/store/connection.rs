@@ -12,6 +12,7 @@ use arrow_flight::{Action, FlightClient, FlightDescriptor, FlightInfo, PutResult
 use arrow_schema::SchemaRef;
 use futures_util::{StreamExt, TryStreamExt};
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
@@ -301,4 +302,14 @@ pub(crate) fn with_id(id: &Id) -> Value {
         Id::Text(id) => json!(id),
     };
     json!([{ "field": "id", "operator": "=", "value": value }])
+}
+
+/// A runtime for one thread, which sleeps between calls.
+pub(crate) fn runtime() -> Result<Runtime> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(system)
+}
+
+pub(crate) fn system(error: std::io::Error) -> Error {
+    Error::Arrow(error.into())
 }

@@ -2,13 +2,13 @@
 
 use arrow_array::{Float32Array, UInt64Array};
 use arrow_ipc::reader::StreamReader;
+use arrow_schema::DataType;
 use serde_json::{Map, Value, json};
 
-use super::connection::{Address, Store, with_id};
-use super::upload::runtime;
+use super::connection::{Address, Store, runtime, with_id};
 use crate::batch::Id;
+use crate::columns::objects;
 use crate::error::{Error, Result};
-use crate::file::objects;
 
 /// A row that was found.
 #[derive(Clone, Debug)]
@@ -17,24 +17,36 @@ pub struct Hit {
     pub id: u64,
     /// Higher is nearer.
     pub score: f32,
-    /// Its columns but the vector; empty if the store finds no row of this id.
+    /// Its columns but the vector.
     pub columns: Map<String, Value>,
 }
 
 /// The `count` rows of a dataset nearest to a vector, best first.
 ///
 /// # Errors
-/// If the store cannot be reached, has no such dataset, or holds vectors of another length.
+/// If the store cannot be reached, has no such dataset, or holds vectors of another length or ids
+/// that are no integers.
 pub fn search(address: &Address, dataset: &str, vector: &[f32], count: usize) -> Result<Vec<Hit>> {
     runtime()?.block_on(async {
         let store = Store::connect(address).await?;
+        let wrong = |reason| Error::Store { address: address.data.clone(), reason };
+        // For other ids the store returns row numbers, which would name other rows.
+        let schema = store.schema(dataset).await?;
+        let id = schema.as_ref().and_then(|schema| schema.field_with_name("id").ok());
+        if let Some(id) =
+            id.filter(|id| !matches!(id.data_type(), DataType::Int64 | DataType::UInt64))
+        {
+            return Err(wrong(format!(
+                "dataset `{dataset}` cannot be searched: expected integers as ids, found {}",
+                id.data_type()
+            )));
+        }
         let question = json!({
             "dataset": dataset, "vector": vector, "k": count, "local_only": true,
         });
         let bytes = store.action(&store.data, "VectorSearch", &question).await?;
-        let mut hits = hits(&bytes).map_err(|error| Error::Store {
-            address: address.data.clone(),
-            reason: format!("VectorSearch: expected an Arrow stream of ids and scores: {error}"),
+        let mut hits = hits(&bytes).map_err(|error| {
+            wrong(format!("VectorSearch: expected an Arrow stream of ids and scores: {error}"))
         })?;
         // Stores differ in the order that they return.
         hits.sort_by(|a, b| b.score.total_cmp(&a.score));
@@ -52,6 +64,12 @@ pub fn search(address: &Address, dataset: &str, vector: &[f32], count: usize) ->
                     Ok(())
                 })
                 .await?;
+            if hit.columns.is_empty() {
+                return Err(wrong(format!(
+                    "VectorSearch found id {} in `{dataset}`, which has no row of it",
+                    hit.id
+                )));
+            }
         }
         Ok(hits)
     })

@@ -3,17 +3,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::Runtime;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-use super::connection::{Address, Store, Texts, hash, ids, with_id};
+use super::connection::{Store, Texts, hash, ids, runtime, system, with_id};
+use super::seen::Seen;
+use super::sender::{PATIENCE, Sender, UploadOptions, settle, unless_stopped};
 use crate::batch::{BatchBuilder, Id, Row, dimension_of, id_of, vector_at};
+use crate::columns::Columns;
 use crate::error::{Error, Result};
 
 /// A batch is sent when its vectors and texts have this many bytes.
@@ -22,28 +25,8 @@ const BATCH_BYTES: usize = 16 << 20;
 /// Ids from here on are cut to 32 bits by the store's search.
 const IDS: i64 = 1 << 32;
 
-/// Pauses between attempts, and after the store asked to slow down.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-
-/// A store that does not answer, or lands no row, for this long has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// How an upload goes.
-pub struct UploadOptions {
-    /// The store.
-    pub address: Address,
-    /// The dataset, which is made if need be.
-    pub dataset: String,
-    /// Add to a dataset that exists the rows whose ids it lacks.
-    pub resume: bool,
-    /// The most rows of a batch.
-    pub batch_rows: usize,
-    /// Set to end early.
-    pub stop: Arc<AtomicBool>,
-    /// Told what the user should know while it goes on.
-    pub note: Arc<dyn Fn(&str) + Send + Sync>,
-}
+/// How long the last question may take, how many rows have landed.
+const STOP_TIME: Duration = Duration::from_secs(5);
 
 /// Rows on their way to a store.
 pub struct Upload {
@@ -52,6 +35,10 @@ pub struct Upload {
     batches: Option<SyncSender<RecordBatch>>,
     sender: Option<JoinHandle<Result<()>>>,
     acknowledged: Arc<AtomicU64>,
+    /// The ids of all rows so far.
+    seen: Seen,
+    has_text_ids: bool,
+    is_told_full: bool,
     /// Rows that the dataset had before.
     present: Texts,
     /// All rows of the dataset, before.
@@ -77,6 +64,15 @@ pub struct Landed {
     pub indexed: u64,
     /// Rows of the dataset.
     pub rows: u64,
+}
+
+/// What an upload has done that ended early.
+#[derive(Clone, Copy, Debug)]
+pub struct Stopped {
+    /// Rows that the store has acknowledged.
+    pub acknowledged: u64,
+    /// Rows that have landed; None if the store does not tell.
+    pub landed: Option<u64>,
 }
 
 impl Upload {
@@ -120,11 +116,7 @@ impl Upload {
         let acknowledged = Arc::new(AtomicU64::new(0));
         // One batch is sent while the next is filled.
         let (batches, receiver) = sync_channel(1);
-        let sender = Sender {
-            options: Arc::clone(&options),
-            acknowledged: Arc::clone(&acknowledged),
-            pause: Duration::ZERO,
-        };
+        let sender = Sender::new(&options, &acknowledged);
         let thread = std::thread::Builder::new().name("flight".to_owned());
         let sender = thread.spawn(move || sender.run(&receiver)).map_err(system)?;
         Ok(Upload {
@@ -133,6 +125,9 @@ impl Upload {
             batches: Some(batches),
             sender: Some(sender),
             acknowledged,
+            seen: Seen::default(),
+            has_text_ids: false,
+            is_told_full: false,
             present,
             rows_before,
             skipped: 0,
@@ -148,15 +143,23 @@ impl Upload {
         self.acknowledged.load(Relaxed)
     }
 
-    /// Whether the dataset has a row already, which then is not sent.
+    /// Whether the dataset has a row already, which then is not sent. To be asked once of each row.
     ///
     /// # Errors
-    /// If it has another text under the same id.
+    /// If it has another text under the same id, if the store takes no such id, or if a row before
+    /// had it.
     pub fn has(&mut self, number: u64, text: &str, columns: Columns<'_>) -> Result<bool> {
-        if self.present.is_empty() {
-            return Ok(false);
+        let id = checked_id(number, columns)?;
+        let wrong = |reason| Err(Error::Row { row: number + 1, reason });
+        if let Some(before) = self.seen.insert(&id, number) {
+            let id = match &id {
+                Id::Number(id) => id.to_string(),
+                Id::Text(id) => format!("{id:?}"),
+            };
+            return wrong(format!("`id`: row {} has {id} already", before + 1));
         }
-        match self.present.get(&id_of(number, columns)?) {
+        self.tell(&id);
+        match self.present.get(&id) {
             None => Ok(false),
             Some(found) if *found == hash(text) => {
                 self.skipped += 1;
@@ -164,9 +167,23 @@ impl Upload {
             }
             Some(_) => {
                 let dataset = &self.options.dataset;
-                let reason = format!("dataset `{dataset}` has another text under this id");
-                Err(Error::Row { row: number + 1, reason })
+                wrong(format!("dataset `{dataset}` has another text under this id"))
             }
+        }
+    }
+
+    /// Tells what the user may not expect of such ids, once.
+    fn tell(&mut self, id: &Id) {
+        if matches!(id, Id::Text(_)) && !self.has_text_ids {
+            self.has_text_ids = true;
+            let dataset = &self.options.dataset;
+            (self.options.note)(&format!(
+                "ids of `{dataset}` are texts: it cannot be searched, which takes integers"
+            ));
+        }
+        if self.seen.is_full() && !self.is_told_full {
+            self.is_told_full = true;
+            (self.options.note)("too many ids to remember: a later one may come twice unnoticed");
         }
     }
 
@@ -175,11 +192,7 @@ impl Upload {
     /// # Errors
     /// If the row does not fit the others, or the store has failed.
     pub fn push(&mut self, row: Row<'_>) -> Result<()> {
-        let id = id_of(row.number, row.columns)?;
-        if matches!(id, Id::Number(id) if !(0..IDS).contains(&id)) {
-            let reason = format!("`id`: expected 0 to {} or a text, found {id:?}", IDS - 1);
-            return Err(Error::Row { row: row.number + 1, reason });
-        }
+        let id = checked_id(row.number, row.columns)?;
         self.builder.push(row)?;
         self.pushed += 1;
         if self.pushed.is_power_of_two() {
@@ -230,12 +243,12 @@ impl Upload {
     ///
     /// # Errors
     /// If a row cannot be sent, does not land, or comes back changed.
-    pub fn finish(mut self) -> Result<Landed> {
+    pub fn finish(&mut self) -> Result<Landed> {
         self.send_all()?;
         let sent = self.acknowledged();
         let mut sample = std::mem::take(&mut self.sample);
         sample.extend(self.last.take().filter(|last| sample.iter().all(|row| row.0 != last.0)));
-        self.runtime.block_on(async {
+        let landed = async {
             let store = Store::connect(&self.options.address).await?;
             let rows = self.rows_before + sent;
             let indexed = self.wait(&store, rows).await?;
@@ -243,22 +256,27 @@ impl Upload {
                 self.compare(&store, row).await?;
             }
             Ok(Landed { sent, skipped: self.skipped, compared: sample.len(), indexed, rows })
-        })
+        };
+        self.runtime.block_on(unless_stopped(&self.options.stop, landed))
     }
 
-    /// Ends early. The rows that have landed in the dataset, as far as the store tells.
-    pub fn stop(mut self) -> u64 {
+    /// Ends early.
+    pub fn stop(&mut self) -> Stopped {
         self.options.stop.store(true, Relaxed);
         // The error that ended the upload is known, or the caller wants no more.
         let _ = self.join();
-        let landed = self.runtime.block_on(async {
+        let landed = async {
             let store = Store::connect(&self.options.address).await?;
             // Now it only has to finish what it has accepted.
             settle(&store, &self.options.dataset, &AtomicBool::new(false)).await?;
             store.rows(&self.options.dataset).await
-        });
-        let landed = landed.map(|rows| rows.saturating_sub(self.rows_before));
-        landed.unwrap_or_else(|_| self.acknowledged())
+        };
+        let landed = self.runtime.block_on(async { timeout(STOP_TIME, landed).await });
+        let landed = landed.ok().and_then(Result::ok);
+        Stopped {
+            acknowledged: self.acknowledged(),
+            landed: landed.map(|rows| rows.saturating_sub(self.rows_before)),
+        }
     }
 
     /// Waits until the dataset has this many rows. Those of its index then.
@@ -274,8 +292,10 @@ impl Upload {
             if landed > best.0 {
                 best = (landed, Instant::now());
             }
-            let is_stuck = best.1.elapsed() > PATIENCE;
-            if is_stuck || self.options.stop.load(Relaxed) {
+            if self.options.stop.load(Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            if best.1.elapsed() > PATIENCE {
                 let (landed, sent) = (landed.saturating_sub(self.rows_before), self.acknowledged());
                 let reason = format!(
                     "it has accepted {sent} rows, of which {landed} have landed; --resume sends \
@@ -317,131 +337,14 @@ impl Upload {
     }
 }
 
-/// The caller's columns of a row.
-type Columns<'a> = Option<&'a serde_json::Map<String, Value>>;
-
-/// The thread that sends.
-struct Sender {
-    options: Arc<UploadOptions>,
-    acknowledged: Arc<AtomicU64>,
-    /// The last pause that the store asked for.
-    pause: Duration,
-}
-
-impl Sender {
-    fn run(mut self, batches: &Receiver<RecordBatch>) -> Result<()> {
-        runtime()?.block_on(async {
-            let mut store = Some(Store::connect(&self.options.address).await?);
-            for batch in batches {
-                self.deliver(&mut store, &batch).await?;
-                self.acknowledged.fetch_add(batch.num_rows() as u64, Relaxed);
-            }
-            Ok(())
-        })
+/// The id of a row, which the store must take.
+fn checked_id(number: u64, columns: Columns<'_>) -> Result<Id> {
+    let id = id_of(number, columns)?;
+    if matches!(id, Id::Number(id) if !(0..IDS).contains(&id)) {
+        let reason = format!("`id`: expected 0 to {} or a text, found {id:?}", IDS - 1);
+        return Err(Error::Row { row: number + 1, reason });
     }
-
-    /// Sends a batch until the store has it.
-    async fn deliver(&mut self, store: &mut Option<Store>, batch: &RecordBatch) -> Result<()> {
-        let mut failing: Option<Instant> = None;
-        let mut pause = FIRST_PAUSE;
-        loop {
-            if self.options.stop.load(Relaxed) {
-                return Err(Error::Interrupted);
-            }
-            let error = match self.attempt(store, batch, failing.is_some()).await {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            let since = *failing.get_or_insert_with(Instant::now);
-            if !error.is_transient() || since.elapsed() > PATIENCE {
-                return Err(error);
-            }
-            (self.options.note)(&format!("{error}; trying again in {} ms", pause.as_millis()));
-            *store = None;
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    /// Sends a batch once; `again` if an earlier attempt may have stored a part of it.
-    async fn attempt(
-        &mut self,
-        store: &mut Option<Store>,
-        batch: &RecordBatch,
-        again: bool,
-    ) -> Result<()> {
-        if store.is_none() {
-            *store = Some(Store::connect(&self.options.address).await?);
-        }
-        let Some(store) = store else { return Err(Error::Interrupted) };
-        let dataset = self.options.dataset.as_str();
-        let rows = match again {
-            false => vec![batch.clone()],
-            true => {
-                settle(store, dataset, &self.options.stop).await?;
-                missing(store, dataset, batch).await?
-            }
-        };
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let slow_down = store.put(dataset, batch.schema(), rows).await?;
-        self.pause = match slow_down {
-            true => (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
-            false => Duration::ZERO,
-        };
-        sleep(self.pause).await;
-        Ok(())
-    }
-}
-
-/// Waits until nothing that the store has accepted waits any more.
-async fn settle(store: &Store, dataset: &str, stop: &AtomicBool) -> Result<()> {
-    let start = Instant::now();
-    while let Some(now) = store.readiness(dataset).await? {
-        if now.is_ready || stop.load(Relaxed) {
-            break;
-        }
-        if start.elapsed() > PATIENCE {
-            return Err(Error::Store {
-                address: store.meta.address.clone(),
-                reason: format!("dataset `{dataset}` is busy for {} s", PATIENCE.as_secs()),
-            });
-        }
-        sleep(Duration::from_millis(50)).await;
-    }
-    Ok(())
-}
-
-/// The rows of a batch that have not landed, as slices of it.
-async fn missing(store: &Store, dataset: &str, batch: &RecordBatch) -> Result<Vec<RecordBatch>> {
-    let rows = ids(batch).unwrap_or_default();
-    let numbers = rows.iter().filter_map(|(id, _)| match id {
-        Id::Number(id) => Some(*id),
-        Id::Text(_) => None,
-    });
-    let range = numbers.fold(None, |range: Option<(i64, i64)>, id| {
-        let (low, high) = range.unwrap_or((id, id));
-        Some((low.min(id), high.max(id)))
-    });
-    let filters = match range {
-        Some((low, high)) => json!([
-            { "field": "id", "operator": ">=", "value": low.to_string() },
-            { "field": "id", "operator": "<=", "value": high.to_string() },
-        ]),
-        None => json!([]),
-    };
-    let landed = store.texts(dataset, filters).await?;
-    let is_missing: Vec<bool> = rows.iter().map(|(id, _)| !landed.contains_key(id)).collect();
-    let mut slices = Vec::new();
-    let mut start = 0;
-    for run in is_missing.chunk_by(|a, b| a == b) {
-        if run[0] {
-            slices.push(batch.slice(start, run.len()));
-        }
-        start += run.len();
-    }
-    Ok(slices)
+    Ok(id)
 }
 
 fn last_row(batch: &RecordBatch) -> Option<(Id, String, Vec<f32>)> {
@@ -450,14 +353,4 @@ fn last_row(batch: &RecordBatch) -> Option<(Id, String, Vec<f32>)> {
     let text = texts.downcast_ref::<arrow_array::StringArray>()?.value(row).to_owned();
     let (id, _) = ids(&batch.slice(row, 1))?.pop()?;
     Some((id, text, vector_at(batch, row)?))
-}
-
-/// A runtime for one thread, which sleeps between calls.
-pub(crate) fn runtime() -> Result<Runtime> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(system)
-}
-
-fn system(error: std::io::Error) -> Error {
-    Error::Arrow(error.into())
 }

@@ -13,7 +13,8 @@ use bodkin_flight::file::{StreamFile, parquet_of, torn_stream};
 use bodkin_flight::store::{Upload, UploadOptions};
 
 use super::output::{Output, Target};
-use super::rows::Row;
+use super::rows::{Columns, Row};
+use crate::interrupt::Interrupted;
 use crate::store::StoreArgs;
 use crate::text::count;
 
@@ -27,6 +28,8 @@ pub(super) struct ArrowFile {
     /// The Parquet file to make.
     parquet: Option<PathBuf>,
     first: u64,
+    /// The vector of the last row that was there before.
+    last: Option<Vec<f32>>,
     rows: u64,
 }
 
@@ -38,7 +41,7 @@ impl ArrowFile {
         parquet: Option<&Path>,
     ) -> Result<ArrowFile> {
         let mut builder = BatchBuilder::new(dimension, false);
-        let (mut stream, mut out, mut first) = (None, None, 0);
+        let (mut stream, mut out, mut first, mut last) = (None, None, 0, None);
         if target.name() == "standard output" {
             ensure!(!resume, "--resume: expected --out FILE or --flight HOST");
             out = Some(Box::new(std::io::stdout()) as Box<dyn Write>);
@@ -55,7 +58,7 @@ impl ArrowFile {
                         path.display(),
                         torn.dimension
                     );
-                    first = torn.rows;
+                    (first, last) = (torn.rows, torn.last);
                     let file = Box::new(file) as Box<dyn Write>;
                     stream = Some(StreamFile::go_on(file, &torn.schema)?);
                     builder = builder.with_schema(torn.schema);
@@ -63,7 +66,7 @@ impl ArrowFile {
             }
         }
         let parquet = parquet.map(Path::to_owned);
-        Ok(ArrowFile { builder, stream, out, target, parquet, first, rows: first })
+        Ok(ArrowFile { builder, stream, out, target, parquet, first, last, rows: first })
     }
 }
 
@@ -74,6 +77,10 @@ impl Output for ArrowFile {
 
     fn resumed(&self) -> u64 {
         self.first
+    }
+
+    fn last(&self) -> Option<&[f32]> {
+        self.last.as_deref()
     }
 
     fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
@@ -96,7 +103,7 @@ impl Output for ArrowFile {
         Ok(())
     }
 
-    fn finish(mut self: Box<Self>) -> Result<Option<String>> {
+    fn finish(&mut self) -> Result<Option<String>> {
         self.flush()?;
         if let Some(stream) = self.stream.take() {
             stream.finish().with_context(|| self.target.failed())?;
@@ -111,7 +118,7 @@ impl Output for ArrowFile {
         Ok(None)
     }
 
-    fn stop(mut self: Box<Self>) -> Option<String> {
+    fn stop(&mut self) -> Option<String> {
         // The error that ended the run is the one to tell.
         let _ = self.flush();
         self.target.kept(self.first, self.rows)
@@ -119,7 +126,23 @@ impl Output for ArrowFile {
 }
 
 fn arrow_row<'a>(number: u64, row: &'a Row, vector: &'a [f32]) -> bodkin_flight::Row<'a> {
-    bodkin_flight::Row { number, text: &row.text, columns: row.columns.as_ref(), vector }
+    bodkin_flight::Row { number, text: &row.text, columns: columns(row), vector }
+}
+
+fn columns(row: &Row) -> bodkin_flight::Columns<'_> {
+    match &row.columns {
+        Columns::None => bodkin_flight::Columns::None,
+        Columns::Json(columns) => bodkin_flight::Columns::Json(columns),
+        Columns::Stored(row) => bodkin_flight::Columns::Stored(row),
+    }
+}
+
+/// An error of an upload. That the user ended it has a status of its own.
+fn failed(error: bodkin_flight::Error) -> anyhow::Error {
+    match error {
+        bodkin_flight::Error::Interrupted => Interrupted.into(),
+        error => error.into(),
+    }
 }
 
 /// A vector store.
@@ -151,7 +174,7 @@ impl StoreOutput {
 
 impl Output for StoreOutput {
     fn has(&mut self, number: u64, row: &Row) -> Result<bool> {
-        Ok(self.upload.has(number, &row.text, row.columns.as_ref())?)
+        Ok(self.upload.has(number, &row.text, columns(row))?)
     }
 
     fn resumed(&self) -> u64 {
@@ -159,16 +182,20 @@ impl Output for StoreOutput {
         0
     }
 
+    fn last(&self) -> Option<&[f32]> {
+        None
+    }
+
     fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
-        Ok(self.upload.push(arrow_row(number, row, vector))?)
+        self.upload.push(arrow_row(number, row, vector)).map_err(failed)
     }
 
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }
 
-    fn finish(self: Box<Self>) -> Result<Option<String>> {
-        let landed = self.upload.finish()?;
+    fn finish(&mut self) -> Result<Option<String>> {
+        let landed = self.upload.finish().map_err(failed)?;
         let dataset = &self.dataset;
         let had = match landed.skipped {
             0 => String::new(),
@@ -186,9 +213,17 @@ impl Output for StoreOutput {
         )))
     }
 
-    fn stop(self: Box<Self>) -> Option<String> {
-        let rows = usize::try_from(self.upload.stop()).unwrap_or(usize::MAX);
-        let rows = count(rows, "row");
-        Some(format!("{rows} landed in `{}`; --resume sends the others", self.dataset))
+    fn stop(&mut self) -> Option<String> {
+        let stopped = self.upload.stop();
+        let rows = |n| count(usize::try_from(n).unwrap_or(usize::MAX), "row");
+        let dataset = &self.dataset;
+        let landed = match stopped.landed {
+            Some(landed) => format!("{} landed in `{dataset}`", rows(landed)),
+            None => format!(
+                "{} acknowledged by the store, which does not say how many landed in `{dataset}`",
+                rows(stopped.acknowledged)
+            ),
+        };
+        Some(format!("{landed}; --resume sends the others"))
     }
 }

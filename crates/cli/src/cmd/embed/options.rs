@@ -14,7 +14,7 @@ pub(crate) struct EmbeddingArgs {
     /// Cut vectors to their first N dimensions (Matryoshka)
     #[arg(long, value_name = "N")]
     dimensions: Option<usize>,
-    /// Text before each text, such as `search_document: `
+    /// Text before each text, or the name of a prompt or of a task
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     prefix: String,
     /// Cut texts that are longer than the context
@@ -23,6 +23,12 @@ pub(crate) struct EmbeddingArgs {
 }
 
 impl EmbeddingArgs {
+    /// What of it holds for a reranker: whether long texts are cut.
+    #[cfg(feature = "flight")]
+    pub(crate) fn truncation(&self) -> EmbeddingOptions {
+        EmbeddingOptions { truncate: self.truncate, ..EmbeddingOptions::default() }
+    }
+
     /// The same as options of the runtime.
     pub(crate) fn options(&self) -> EmbeddingOptions {
         EmbeddingOptions {

@@ -2,7 +2,7 @@
 //! written beside its name as `FILE.partial`, which can be gone on with, and renamed when complete.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, BufWriter, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -21,6 +21,9 @@ pub(super) trait Output {
     /// How many rows from the first on an interrupted run has left.
     fn resumed(&self) -> u64;
 
+    /// The vector of the last of those rows, if it is at hand.
+    fn last(&self) -> Option<&[f32]>;
+
     /// Takes the next row.
     fn push(&mut self, number: u64, row: &Row, tokens: usize, vector: &[f32]) -> Result<()>;
 
@@ -28,10 +31,11 @@ pub(super) trait Output {
     fn flush(&mut self) -> Result<()>;
 
     /// All rows are there. What to tell the user, if anything.
-    fn finish(self: Box<Self>) -> Result<Option<String>>;
+    fn finish(&mut self) -> Result<Option<String>>;
 
-    /// The run ends early. What has become of the rows, if it is worth telling.
-    fn stop(self: Box<Self>) -> Option<String>;
+    /// The run ends early, maybe because `finish` failed. What has become of the rows, if it is
+    /// worth telling.
+    fn stop(&mut self) -> Option<String>;
 }
 
 /// A file that is being written, or standard output.
@@ -108,9 +112,12 @@ impl Target {
 pub(super) struct JsonLines {
     out: BufWriter<Box<dyn Write>>,
     target: Target,
-    /// Rows of the run before.
+    /// Rows of the run before, and the vector of the last.
     first: u64,
+    last: Option<Vec<f32>>,
+    /// Rows that are in the file, and those that may be only in a buffer.
     rows: u64,
+    buffered: u64,
 }
 
 /// One line: the columns of the caller, if there are any, then these.
@@ -126,7 +133,7 @@ struct Line<'a> {
 
 impl JsonLines {
     pub(super) fn open(target: Target, resume: bool, dimension: usize) -> Result<JsonLines> {
-        let mut first = 0;
+        let (mut first, mut last) = (0, None);
         let out: Box<dyn Write> = match target.path {
             None => {
                 ensure!(!resume, "--resume: expected --out FILE or --flight HOST");
@@ -135,12 +142,13 @@ impl JsonLines {
             Some(_) => {
                 let mut file = target.open(resume)?;
                 if resume {
-                    first = whole_lines(&mut file, dimension, &target.name())?;
+                    (first, last) = whole_lines(&mut file, dimension, &target.name())?;
                 }
                 Box::new(file)
             }
         };
-        Ok(JsonLines { out: BufWriter::new(out), target, first, rows: first })
+        let out = BufWriter::new(out);
+        Ok(JsonLines { out, target, first, last, rows: first, buffered: 0 })
     }
 
     /// An error of standard output is printed as such.
@@ -161,8 +169,13 @@ impl Output for JsonLines {
         self.first
     }
 
+    fn last(&self) -> Option<&[f32]> {
+        self.last.as_deref()
+    }
+
     fn push(&mut self, number: u64, row: &Row, tokens: usize, vector: &[f32]) -> Result<()> {
-        let columns = row.columns.as_ref();
+        let columns = row.columns.to_json()?;
+        let columns = columns.as_deref();
         if let Some(name) = ["text", "embedding", "tokens"]
             .iter()
             .find(|name| columns.is_some_and(|columns| columns.contains_key(**name)))
@@ -173,23 +186,25 @@ impl Output for JsonLines {
         let text = columns.map(|_| row.text.as_str());
         let line = Line { text, columns, embedding: vector, tokens };
         let line = serde_json::to_string(&line).context("cannot write an embedding as JSON")?;
-        self.rows += 1;
+        self.buffered += 1;
         let result = writeln!(self.out, "{line}");
         self.written(result)
     }
 
     fn flush(&mut self) -> Result<()> {
         let result = self.out.flush();
-        self.written(result)
+        self.written(result)?;
+        self.rows += std::mem::take(&mut self.buffered);
+        Ok(())
     }
 
-    fn finish(mut self: Box<Self>) -> Result<Option<String>> {
+    fn finish(&mut self) -> Result<Option<String>> {
         self.flush()?;
         self.target.complete()?;
         Ok(None)
     }
 
-    fn stop(mut self: Box<Self>) -> Option<String> {
+    fn stop(&mut self) -> Option<String> {
         // The error that ended the run is the one to tell.
         let _ = self.flush();
         self.target.kept(self.first, self.rows)
@@ -203,30 +218,33 @@ struct KeptLine {
 }
 
 /// Counts the whole lines of a file and cuts off the rest. Each must have an embedding of this
-/// dimension.
-fn whole_lines(file: &mut File, dimension: usize, name: &str) -> Result<u64> {
+/// dimension, the last of which is returned.
+fn whole_lines(file: &mut File, dimension: usize, name: &str) -> Result<(u64, Option<Vec<f32>>)> {
     let failed = || format!("cannot go on with {name}");
     let mut reader = BufReader::new(&mut *file);
-    let (mut lines, mut end) = (0, 0);
+    let (mut lines, mut end, mut last) = (0, 0, None);
     let mut line = Vec::new();
     loop {
         line.clear();
         let read = reader.read_until(b'\n', &mut line).with_context(failed)?;
-        if line.last() != Some(&b'\n') {
+        let is_whole = line.last() == Some(&b'\n');
+        if line.is_empty() || !is_whole && line[0] == b'{' {
             break;
         }
         lines += 1;
-        let kept: Option<KeptLine> = serde_json::from_slice(&line).ok();
+        let kept: Option<KeptLine> = serde_json::from_slice(&line).ok().filter(|_| is_whole);
+        let kept = kept.filter(|kept| kept.embedding.len() == dimension);
         ensure!(
-            kept.is_some_and(|kept| kept.embedding.len() == dimension),
+            kept.is_some(),
             "{name}: expected a JSON object with an embedding of {dimension} numbers in line \
              {lines}; it is not of such a run"
         );
+        last = kept.map(|kept| kept.embedding);
         end += read as u64;
     }
     file.set_len(end).with_context(failed)?;
     file.seek(SeekFrom::Start(end)).with_context(failed)?;
-    Ok(lines)
+    Ok((lines, last))
 }
 
 /// A matrix of f32, `[rows, dimension]`.
@@ -235,7 +253,10 @@ pub(super) struct Npy {
     target: Target,
     dimension: usize,
     first: u64,
+    last: Option<Vec<f32>>,
+    /// As those of [`JsonLines`].
     rows: u64,
+    buffered: u64,
 }
 
 impl Npy {
@@ -250,14 +271,21 @@ impl Npy {
             true => (length - header) / row_bytes,
             false => 0,
         };
-        if length >= header {
-            let mut found = vec![0; npy::HEADER_BYTES];
-            std::io::Read::read_exact(&mut file, &mut found).with_context(failed)?;
-            ensure!(
-                found == npy::header(0, dimension),
-                "{}: expected vectors of {dimension}, as the model gives",
-                target.name()
-            );
+        // A header that is torn is the beginning of one.
+        let mut found = vec![0; npy::HEADER_BYTES.min(length as usize)];
+        file.read_exact(&mut found).with_context(failed)?;
+        ensure!(
+            npy::header(0, dimension).starts_with(&found),
+            "{}: expected vectors of {dimension}, as the model gives",
+            target.name()
+        );
+        let mut last = None;
+        if first > 0 {
+            let mut bytes = vec![0; row_bytes as usize];
+            file.seek(SeekFrom::Start(header + (first - 1) * row_bytes)).with_context(failed)?;
+            file.read_exact(&mut bytes).with_context(failed)?;
+            let values = bytes.as_chunks::<4>().0.iter();
+            last = Some(values.map(|value| f32::from_le_bytes(*value)).collect());
         }
         let set = |file: &mut File| {
             file.rewind()?;
@@ -266,7 +294,8 @@ impl Npy {
             file.seek(SeekFrom::End(0))
         };
         set(&mut file).with_context(failed)?;
-        Ok(Npy { out: BufWriter::new(file), target, dimension, first, rows: first })
+        let out = BufWriter::new(file);
+        Ok(Npy { out, target, dimension, first, last, rows: first, buffered: 0 })
     }
 }
 
@@ -279,17 +308,23 @@ impl Output for Npy {
         self.first
     }
 
+    fn last(&self) -> Option<&[f32]> {
+        self.last.as_deref()
+    }
+
     fn push(&mut self, _number: u64, _row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
-        self.rows += 1;
+        self.buffered += 1;
         let written = vector.iter().try_for_each(|x| self.out.write_all(&x.to_le_bytes()));
         written.with_context(|| self.target.failed())
     }
 
     fn flush(&mut self) -> Result<()> {
-        self.out.flush().with_context(|| self.target.failed())
+        self.out.flush().with_context(|| self.target.failed())?;
+        self.rows += std::mem::take(&mut self.buffered);
+        Ok(())
     }
 
-    fn finish(mut self: Box<Self>) -> Result<Option<String>> {
+    fn finish(&mut self) -> Result<Option<String>> {
         self.flush()?;
         let rows = usize::try_from(self.rows).unwrap_or(usize::MAX);
         let header = npy::header(rows, self.dimension);
@@ -300,9 +335,9 @@ impl Output for Npy {
         Ok(None)
     }
 
-    fn stop(mut self: Box<Self>) -> Option<String> {
+    fn stop(&mut self) -> Option<String> {
         // The error that ended the run is the one to tell.
-        let _ = self.out.flush();
+        let _ = self.flush();
         self.target.kept(self.first, self.rows)
     }
 }

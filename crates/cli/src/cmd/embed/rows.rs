@@ -1,11 +1,13 @@
 //! The rows that `embed` reads, one at a time: a text and the other columns of its line.
 
-use std::collections::VecDeque;
+use std::borrow::Cow;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::text;
@@ -22,11 +24,36 @@ const COMMAS_MAX: usize = 1_000_000;
 /// A text to embed.
 pub(super) struct Row {
     pub(super) text: String,
-    /// The other columns, by name; None if the source has no columns.
-    pub(super) columns: Option<Map<String, Value>>,
+    pub(super) columns: Columns,
+}
+
+/// The columns of a row besides its text.
+pub(super) enum Columns {
+    /// The source has none.
+    None,
+    Json(Map<String, Value>),
+    /// Those of a Parquet file, with their types.
+    #[cfg(feature = "flight")]
+    Stored(bodkin_flight::StoredRow),
+}
+
+impl Columns {
+    /// The columns as a JSON object; None if the source has none.
+    pub(super) fn to_json(&self) -> Result<Option<Cow<'_, Map<String, Value>>>> {
+        Ok(match self {
+            Columns::None => None,
+            Columns::Json(columns) => Some(Cow::Borrowed(columns)),
+            #[cfg(feature = "flight")]
+            Columns::Stored(row) => Some(Cow::Owned(row.to_json()?)),
+        })
+    }
 }
 
 impl Row {
+    fn plain(text: String) -> Row {
+        Row { text, columns: Columns::None }
+    }
+
     /// Bytes of memory that it takes, nearly.
     pub(super) fn bytes(&self) -> usize {
         // A value and a place in the map, both of which have room for more.
@@ -41,8 +68,13 @@ impl Row {
             };
             ENTRY + name.len() + value
         };
-        let columns = self.columns.iter().flatten().map(column);
-        self.text.len() + columns.sum::<usize>()
+        let columns = match &self.columns {
+            Columns::None => 0,
+            Columns::Json(columns) => columns.iter().map(column).sum(),
+            #[cfg(feature = "flight")]
+            Columns::Stored(row) => row.bytes(),
+        };
+        self.text.len() + columns
     }
 }
 
@@ -101,7 +133,10 @@ impl Rows {
         for path in files.iter().filter(|path| path.as_path() != Path::new("-")) {
             File::open(path).with_context(|| cannot(path))?;
         }
-        let plain = texts.into_iter().map(|text| Ok(Row { text, columns: None }));
+        let plain = texts.into_iter().enumerate().map(|(i, text)| {
+            ensure!(!text.is_empty(), "text {} of the command line is empty", i + 1);
+            Ok(Row::plain(text))
+        });
         Ok(Rows { files: files.into(), whole, format, column, current: Box::new(plain) })
     }
 
@@ -109,7 +144,7 @@ impl Rows {
         if self.whole {
             let text = text::read_trimmed(path, "the text")?;
             ensure!(!text.is_empty(), "the text from {} is empty", name(path));
-            return Ok(Box::new(std::iter::once(Ok(Row { text, columns: None }))));
+            return Ok(Box::new(std::iter::once(Ok(Row::plain(text)))));
         }
         let format = self.format.unwrap_or_else(|| Format::of(path));
         if format == Format::Parquet {
@@ -124,7 +159,11 @@ impl Rows {
             Format::Csv => csv(reader, name, self.column.clone()),
             Format::Jsonl => {
                 let column = self.column.clone();
-                Ok(Box::new(Lines::new(reader, name).map(move |line| {
+                // A blank line holds no row.
+                let is_row = |line: &Result<(String, String)>| {
+                    line.as_ref().map_or(true, |(_, line)| !line.trim_ascii().is_empty())
+                };
+                Ok(Box::new(Lines::new(reader, name).filter(is_row).map(move |line| {
                     let (place, line) = line?;
                     ensure!(
                         line.len() <= JSON_LINE_BYTES,
@@ -137,7 +176,7 @@ impl Rows {
             _ => Ok(Box::new(Lines::new(reader, name).map(|line| {
                 let (place, text) = line?;
                 ensure!(!text.is_empty(), "{place}: the text is empty");
-                Ok(Row { text, columns: None })
+                Ok(Row::plain(text))
             }))),
         }
     }
@@ -198,6 +237,10 @@ impl Lines {
         let mut line = String::from_utf8(line)
             .map_err(|_| anyhow::anyhow!("{place}: stream did not contain valid UTF-8"))?;
         line.truncate(line.trim_end_matches(['\r', '\n']).len());
+        // Some editors begin a file with this mark, which is no part of its text.
+        if self.number == 1 && line.starts_with('\u{feff}') {
+            line.remove(0);
+        }
         Ok(Some((place, line)))
     }
 }
@@ -212,9 +255,46 @@ impl Iterator for Lines {
 
 /// The row of a JSON object.
 fn json_row(line: &str, column: &str) -> Result<Row> {
-    let value: Value = serde_json::from_str(line).context("expected a JSON object")?;
-    let Value::Object(columns) = value else { bail!("expected a JSON object, found {value}") };
-    record(columns, column)
+    match serde_json::from_str(line) {
+        Ok(Object::Columns(columns)) => record(columns, column),
+        Ok(Object::Twice(name)) => bail!("two columns `{name}`"),
+        Err(error) => match serde_json::from_str::<Value>(line) {
+            Ok(other) => bail!("expected a JSON object, found {other}"),
+            Err(_) => Err(error).context("expected a JSON object"),
+        },
+    }
+}
+
+/// A JSON object, in which a key may not come twice.
+enum Object {
+    Columns(Map<String, Value>),
+    Twice(String),
+}
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(input: D) -> Result<Object, D::Error> {
+        input.deserialize_map(ObjectVisitor)
+    }
+}
+
+struct ObjectVisitor;
+
+impl<'de> Visitor<'de> for ObjectVisitor {
+    type Value = Object;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Object, A::Error> {
+        let (mut columns, mut twice) = (Map::new(), None);
+        while let Some((name, value)) = entries.next_entry::<String, Value>()? {
+            if columns.insert(name.clone(), value).is_some() {
+                twice.get_or_insert(name);
+            }
+        }
+        Ok(twice.map_or(Object::Columns(columns), Object::Twice))
+    }
 }
 
 /// Takes the text out of the columns of a row.
@@ -222,7 +302,7 @@ fn record(mut columns: Map<String, Value>, column: &str) -> Result<Row> {
     match columns.shift_remove(column) {
         Some(Value::String(text)) => {
             ensure!(!text.is_empty(), "the text is empty");
-            Ok(Row { text, columns: Some(columns) })
+            Ok(Row { text, columns: Columns::Json(columns) })
         }
         Some(other) => bail!("`{column}`: expected a string, found {other}"),
         None => {
@@ -298,23 +378,44 @@ fn csv(reader: Box<dyn Read>, name: String, column: String) -> Result<RowIterato
         "{name}: expected a column `{column}` (--column names another), found {:?}",
         names.iter().collect::<Vec<_>>()
     );
+    let mut seen = HashSet::new();
+    if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {
+        bail!("{name}: two columns `{twice}`");
+    }
+    // Ids are integers if the first is: a store can search for those alone.
+    let mut are_integers = None;
     Ok(Box::new(reader.into_records().map(move |fields| {
         let fields = fields.with_context(|| name.clone())?;
         let line = fields.position().map_or(0, csv::Position::line);
         let values = fields.iter().map(|value| Value::String(value.to_owned()));
-        let columns = names.iter().map(str::to_owned).zip(values).collect();
+        let mut columns: Map<String, Value> = names.iter().map(str::to_owned).zip(values).collect();
+        if let Some(id) = columns.get_mut("id").filter(|_| column != "id") {
+            let integer = id.as_str().and_then(canonical_integer);
+            let expected = *are_integers.get_or_insert(integer.is_some());
+            ensure!(
+                integer.is_some() || !expected,
+                "{name}:{line}: `id`: expected an integer, as in the first row, found {id}"
+            );
+            if let Some(integer) = integer.filter(|_| expected) {
+                *id = Value::from(integer);
+            }
+        }
         record(columns, &column).with_context(|| format!("{name}:{line}"))
     })))
+}
+
+/// The integer that a text is; not of one such as `007`, which would be written as another text.
+fn canonical_integer(text: &str) -> Option<i64> {
+    text.parse().ok().filter(|integer: &i64| integer.to_string() == text)
 }
 
 #[cfg(feature = "flight")]
 fn parquet(path: &Path, column: &str) -> Result<RowIterator> {
     ensure!(path != Path::new("-"), "a Parquet file cannot be read from standard input");
-    let column = column.to_owned();
-    let name = path.display().to_string();
-    let rows = bodkin_flight::file::read_parquet(path)?;
-    Ok(Box::new(rows.enumerate().map(move |(i, columns)| {
-        record(columns?, &column).with_context(|| format!("{name}: row {}", i + 1))
+    let rows = bodkin_flight::input::read_parquet(path, column)?;
+    Ok(Box::new(rows.map(|row| {
+        let (text, row) = row?;
+        Ok(Row { text, columns: Columns::Stored(row) })
     })))
 }
 

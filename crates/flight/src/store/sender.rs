@@ -1,0 +1,190 @@
+//! The thread that sends batches: each until the store has acknowledged it, and after a failure
+//! without the rows that have landed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use arrow_array::RecordBatch;
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::connection::{Address, Store, ids, runtime};
+use crate::batch::Id;
+use crate::error::{Error, Result};
+
+/// Pauses between attempts, and after the store asked to slow down.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
+/// A store that does not answer, or lands no row, for this long has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a call may take to end after the caller wants to stop.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How an upload goes.
+pub struct UploadOptions {
+    /// The store.
+    pub address: Address,
+    /// The dataset, which is made if need be.
+    pub dataset: String,
+    /// Add to a dataset that exists the rows whose ids it lacks.
+    pub resume: bool,
+    /// The most rows of a batch.
+    pub batch_rows: usize,
+    /// Set to end early.
+    pub stop: Arc<AtomicBool>,
+    /// Told what the user should know while it goes on.
+    pub note: Arc<dyn Fn(&str) + Send + Sync>,
+}
+
+/// The thread that sends.
+pub(crate) struct Sender {
+    options: Arc<UploadOptions>,
+    acknowledged: Arc<AtomicU64>,
+    /// The last pause that the store asked for.
+    pause: Duration,
+}
+
+impl Sender {
+    pub(crate) fn new(options: &Arc<UploadOptions>, acknowledged: &Arc<AtomicU64>) -> Sender {
+        let (options, acknowledged) = (Arc::clone(options), Arc::clone(acknowledged));
+        Sender { options, acknowledged, pause: Duration::ZERO }
+    }
+
+    /// Sends batches until there are no more, an error, or the wish to stop.
+    pub(crate) fn run(mut self, batches: &Receiver<RecordBatch>) -> Result<()> {
+        let options = Arc::clone(&self.options);
+        runtime()?.block_on(async {
+            let begin = unless_stopped(&options.stop, Store::connect(&options.address)).await?;
+            let mut store = Some(begin);
+            for batch in batches {
+                unless_stopped(&options.stop, self.deliver(&mut store, &batch)).await?;
+                self.acknowledged.fetch_add(batch.num_rows() as u64, Relaxed);
+            }
+            Ok(())
+        })
+    }
+
+    /// Sends a batch until the store has it.
+    async fn deliver(&mut self, store: &mut Option<Store>, batch: &RecordBatch) -> Result<()> {
+        let mut failing: Option<Instant> = None;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            if self.options.stop.load(Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            let error = match self.attempt(store, batch, failing.is_some()).await {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let since = *failing.get_or_insert_with(Instant::now);
+            if !error.is_transient() || since.elapsed() > PATIENCE {
+                return Err(error);
+            }
+            (self.options.note)(&format!("{error}; trying again in {} ms", pause.as_millis()));
+            *store = None;
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Sends a batch once; `again` if an earlier attempt may have stored a part of it.
+    async fn attempt(
+        &mut self,
+        store: &mut Option<Store>,
+        batch: &RecordBatch,
+        again: bool,
+    ) -> Result<()> {
+        if store.is_none() {
+            *store = Some(Store::connect(&self.options.address).await?);
+        }
+        let Some(store) = store else { return Err(Error::Interrupted) };
+        let dataset = self.options.dataset.as_str();
+        let rows = match again {
+            false => vec![batch.clone()],
+            true => {
+                settle(store, dataset, &self.options.stop).await?;
+                missing(store, dataset, batch).await?
+            }
+        };
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let slow_down = store.put(dataset, batch.schema(), rows).await?;
+        self.pause = match slow_down {
+            true => (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+            false => Duration::ZERO,
+        };
+        sleep(self.pause).await;
+        Ok(())
+    }
+}
+
+/// The answer of a call, unless the caller wants to stop and it does not come soon.
+pub(crate) async fn unless_stopped<T>(
+    stop: &AtomicBool,
+    call: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let stopped = async {
+        while !stop.load(Relaxed) {
+            sleep(Duration::from_millis(50)).await;
+        }
+        sleep(GRACE).await;
+    };
+    tokio::select! {
+        answer = call => answer,
+        () = stopped => Err(Error::Interrupted),
+    }
+}
+
+/// Waits until nothing that the store has accepted waits any more.
+pub(crate) async fn settle(store: &Store, dataset: &str, stop: &AtomicBool) -> Result<()> {
+    let start = Instant::now();
+    while let Some(now) = store.readiness(dataset).await? {
+        if now.is_ready || stop.load(Relaxed) {
+            break;
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(Error::Store {
+                address: store.meta.address.clone(),
+                reason: format!("dataset `{dataset}` is busy for {} s", PATIENCE.as_secs()),
+            });
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
+/// The rows of a batch that have not landed, as slices of it.
+async fn missing(store: &Store, dataset: &str, batch: &RecordBatch) -> Result<Vec<RecordBatch>> {
+    let rows = ids(batch).unwrap_or_default();
+    let numbers = rows.iter().filter_map(|(id, _)| match id {
+        Id::Number(id) => Some(*id),
+        Id::Text(_) => None,
+    });
+    let range = numbers.fold(None, |range: Option<(i64, i64)>, id| {
+        let (low, high) = range.unwrap_or((id, id));
+        Some((low.min(id), high.max(id)))
+    });
+    let filters = match range {
+        Some((low, high)) => json!([
+            { "field": "id", "operator": ">=", "value": low.to_string() },
+            { "field": "id", "operator": "<=", "value": high.to_string() },
+        ]),
+        None => json!([]),
+    };
+    let landed = store.texts(dataset, filters).await?;
+    let is_missing: Vec<bool> = rows.iter().map(|(id, _)| !landed.contains_key(id)).collect();
+    let mut slices = Vec::new();
+    let mut start = 0;
+    for run in is_missing.chunk_by(|a, b| a == b) {
+        if run[0] {
+            slices.push(batch.slice(start, run.len()));
+        }
+        start += run.len();
+    }
+    Ok(slices)
+}
