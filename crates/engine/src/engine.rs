@@ -158,9 +158,7 @@ impl Engine {
     /// As [`Engine::submit`], and if there are more than can ever run and wait.
     pub fn submit_all(&self, requests: Vec<(Request, UpdateSink)>) -> Result<Vec<EventDecoder>> {
         let (count, limit) = (requests.len(), self.most_open);
-        if count > limit {
-            return Err(Error::TooManyRequests { count, limit });
-        }
+        self.check_count(count)?;
         let max_tokens = requests.iter().map(|(request, _)| self.check(request));
         let max_tokens = max_tokens.collect::<Result<Vec<_>>>()?;
         let places = OpenRequest::several(&self.status, count, limit)
@@ -171,6 +169,25 @@ impl Engine {
             self.enqueue(request, max_tokens, sink, place)
         })
         .collect()
+    }
+
+    /// Refuses what [`Engine::submit_all`] would refuse of requests for `choices` answers to each of
+    /// these prompts, before each has its copy of a prompt.
+    ///
+    /// # Errors
+    /// As [`Engine::submit_all`].
+    pub fn check_prompts<'a>(
+        &self,
+        prompts: impl ExactSizeIterator<Item = &'a [u32]>,
+        choices: usize,
+    ) -> Result<()> {
+        self.check_count(prompts.len().saturating_mul(choices))?;
+        prompts.into_iter().try_for_each(|prompt| self.check_prompt(prompt))
+    }
+
+    fn check_count(&self, count: usize) -> Result<()> {
+        let limit = self.most_open;
+        if count <= limit { Ok(()) } else { Err(Error::TooManyRequests { count, limit }) }
     }
 
     /// Queues a request that is checked and has a place; its sequence has at most `max_tokens`.
@@ -198,20 +215,22 @@ impl Engine {
         if self.status.failure.get().is_some() {
             return Err(self.failure());
         }
-        let tokens = request.prompt.len();
+        self.check_prompt(&request.prompt)?;
+        let generated = request.max_tokens.unwrap_or(usize::MAX);
+        Ok(self.context.min(request.prompt.len().saturating_add(generated)))
+    }
+
+    fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
+        let (tokens, vocabulary) = (prompt.len(), self.vocabulary);
         if tokens == 0 {
             return Err(Error::EmptyPrompt);
         }
         if tokens >= self.context {
             return Err(Error::PromptTooLong { tokens, limit: self.context - 1 });
         }
-        let vocabulary = self.vocabulary;
-        match request.prompt.iter().find(|&&id| id as usize >= vocabulary) {
+        match prompt.iter().find(|&&id| id as usize >= vocabulary) {
             Some(&id) => Err(Error::UnknownToken { id, vocabulary }),
-            None => {
-                let generated = request.max_tokens.unwrap_or(usize::MAX);
-                Ok(self.context.min(tokens.saturating_add(generated)))
-            }
+            None => Ok(()),
         }
     }
 

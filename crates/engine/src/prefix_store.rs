@@ -69,18 +69,17 @@ impl PrefixStore {
         fs::create_dir_all(&own)?;
         let ledger = Ledger::of(folder, limit_bytes)?;
         let fingerprint: Arc<str> = fingerprint.into();
-        for entry in fs::read_dir(&own)? {
-            let entry = entry?;
-            match entry.file_name().to_str().and_then(parse_name) {
-                Some(key) => {
-                    // One that another process has written meanwhile.
-                    let (place, mut ledger) = ((Arc::clone(&fingerprint), key), lock(&ledger));
-                    if ledger.bytes_of(&place).is_none() {
-                        ledger.note(place, entry.metadata()?.len());
-                    }
-                }
+        for entry in fs::read_dir(&own)?.flatten() {
+            let key = entry.file_name().to_str().and_then(parse_name);
+            let (Some(key), Ok(metadata)) = (key, entry.metadata()) else {
                 // A temporary file of a process that was killed.
-                None => fs::remove_file(entry.path())?,
+                let _ = fs::remove_file(entry.path());
+                continue;
+            };
+            // One that another process has written meanwhile.
+            let (place, mut ledger) = ((Arc::clone(&fingerprint), key), lock(&ledger));
+            if ledger.bytes_of(&place).is_none() {
+                ledger.note(place, metadata.len());
             }
         }
         lock(&ledger).shrink();
@@ -115,14 +114,20 @@ impl PrefixStore {
         let content = fs::read(&path).ok()?;
         match decode(&content) {
             Some(page) => {
-                self.ledger().note(place, bytes);
+                let mut ledger = self.ledger();
+                if ledger.bytes_of(&place).is_some() {
+                    ledger.note(place, bytes);
+                }
+                drop(ledger);
                 // Its time of modification is that of its last use.
                 let now = SystemTime::now();
                 let _ = fs::File::open(&path).and_then(|file| file.set_modified(now));
                 Some(page)
             }
             None => {
-                self.ledger().forget(&place);
+                // While the ledger is locked, nobody writes it anew.
+                let mut ledger = self.ledger();
+                ledger.forget(&place);
                 let _ = fs::remove_file(path);
                 None
             }

@@ -181,11 +181,12 @@ impl ApiKeys {
         if is_fixed { Some(KeyLimits::default()) } else { in_file }
     }
 
-    /// How many tokens the key of a request has left in this minute; none for no limit.
+    /// How many tokens the key of a request has left in this minute, of which those of its `prompt`
+    /// are counted; none for no limit.
     ///
     /// # Errors
-    /// If they are fewer than the request needs at least.
-    pub(crate) fn admit_tokens(&self, caller: Caller, least: usize) -> Result<Option<usize>> {
+    /// If they are fewer than the `least` that the request needs.
+    fn admit_tokens(&self, caller: Caller, prompt: usize, least: usize) -> Result<Option<usize>> {
         let Some(key) = caller.0 else { return Ok(None) };
         let (mut state, now) = (self.state(), Instant::now());
         let Some(limit) = self.limits(&state, key).and_then(|limits| limits.tokens) else {
@@ -194,6 +195,7 @@ impl ApiKeys {
         let window = state.window(key, now);
         let left = usize::try_from(limit.saturating_sub(window.tokens)).unwrap_or(usize::MAX);
         if least <= left {
+            window.tokens += prompt as u64;
             return Ok(Some(left));
         }
         let message = format!(
@@ -211,8 +213,8 @@ impl ApiKeys {
     }
 }
 
-/// Counts the tokens of a request against the limits of its key as they come: those of its prompts
-/// first.
+/// Counts the tokens of a request against the limits of its key: those of its prompts at first,
+/// those of its answers as they come.
 pub(crate) struct TokenCounter {
     keys: Arc<ApiKeys>,
     caller: Caller,
@@ -227,6 +229,15 @@ impl TokenCounter {
         self.keys.count_tokens(self.caller, tokens);
     }
 
+    /// Takes the tokens of prompts back that were not read after all.
+    pub(crate) fn give_back(&self, tokens: usize) {
+        if let Some(key) = self.caller.0 {
+            let mut state = self.keys.state();
+            let window = state.window(key, Instant::now());
+            window.tokens = window.tokens.saturating_sub(tokens as u64);
+        }
+    }
+
     /// How many tokens each of some answers may have, if prompts have `prompt` tokens and a request
     /// asks for at most `max_tokens`; none for no limit.
     ///
@@ -239,7 +250,7 @@ impl TokenCounter {
         max_tokens: Option<usize>,
     ) -> Result<Option<usize>> {
         let least = prompt + answers * max_tokens.unwrap_or(1).min(1);
-        let Some(left) = self.keys.admit_tokens(self.caller, least)? else {
+        let Some(left) = self.keys.admit_tokens(self.caller, prompt, least)? else {
             return Ok(max_tokens);
         };
         let share = (left - prompt) / answers.max(1);
@@ -412,10 +423,10 @@ mod tests {
         std::fs::write(&path, "a tokens=10\n").unwrap();
         let keys = keys(ServerOptions { api_key_file: Some(path), ..Default::default() });
         let caller = keys.admit(&headers("x-api-key", "a")).unwrap();
-        assert_eq!(keys.admit_tokens(caller, 10).unwrap(), Some(10));
-        keys.count_tokens(caller, 4);
-        assert_eq!(keys.admit_tokens(caller, 6).unwrap(), Some(6));
-        let error = keys.admit_tokens(caller, 7).unwrap_err();
+        assert_eq!(keys.admit_tokens(caller, 3, 10).unwrap(), Some(10));
+        keys.count_tokens(caller, 1);
+        assert_eq!(keys.admit_tokens(caller, 0, 6).unwrap(), Some(6));
+        let error = keys.admit_tokens(caller, 0, 7).unwrap_err();
         assert!(error.message.contains("6 of its 10 tokens"), "{}", error.message);
         assert!((59..=60).contains(&error.retry_after), "{}", error.retry_after);
     }

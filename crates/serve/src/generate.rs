@@ -132,11 +132,14 @@ impl Generation {
         let prompts = prompts.into_iter().map(|prompt| tokenize(&lease, prompt));
         let prompts = prompts.collect::<Result<Vec<_>>>()?;
         check_prompt_logprobs(&prompts, &request, choices)?;
+        let model = lease.text()?;
+        // Before each answer has a copy of its prompt.
+        let tokens = prompts.iter().map(|(tokens, _)| tokens.as_slice());
+        model.engine().check_prompts(tokens, choices)?;
         // The answers to a prompt read it once, unless each has its log-probabilities.
         let readers = if request.prompt_logprobs.is_some() { choices } else { 1 };
         let read = readers * prompts.iter().map(|(tokens, _)| tokens.len()).sum::<usize>();
         request.max_tokens = counter.admit(read, prompts.len() * choices, request.max_tokens)?;
-        let model = lease.text()?;
         let (sender, receiver) = unbounded_channel();
         let mut requests = Vec::with_capacity(prompts.len() * choices);
         for (tokens, _) in &prompts {
@@ -150,7 +153,8 @@ impl Generation {
                 requests.push((request, sink as UpdateSink));
             }
         }
-        let decoders = model.engine().submit_all(requests)?;
+        let decoders = model.engine().submit_all(requests);
+        let decoders = decoders.inspect_err(|_| counter.give_back(read))?;
         let mut running = Vec::with_capacity(decoders.len());
         for (i, decoder) in decoders.into_iter().enumerate() {
             let splitter = match &prompts[i / choices].1 {
@@ -169,7 +173,6 @@ impl Generation {
                 reasoning_tokens: 0,
             });
         }
-        counter.count(read);
         Ok(Running {
             usage: Usage::default(),
             prompts: prompts.into_iter().map(|(tokens, _)| tokens).collect(),
@@ -343,6 +346,14 @@ impl Running {
         Some(ChoiceEvent { index, delta, kind, report })
     }
 
+    /// Counts the answers that have not ended as failed with one of them.
+    fn fail_open(&mut self, error: &ApiError) {
+        for choice in self.choices.iter_mut().filter(|choice| !choice.has_ended) {
+            choice.has_ended = true;
+            self.metrics.failed(choice.counted, error);
+        }
+    }
+
     /// Waits for all answers.
     pub(crate) async fn collect(mut self) -> Result<(Running, Vec<Answer>)> {
         let mut texts: Vec<(Delta, Vec<AnswerToken>)> = Vec::new();
@@ -360,7 +371,10 @@ impl Running {
                     let (text, tokens) = std::mem::take(&mut texts[index]);
                     answers[index] = Some(Answer { text, tokens, finish, usage, timings });
                 }
-                EventKind::Failed(error) => return Err(error),
+                EventKind::Failed(error) => {
+                    self.fail_open(&error);
+                    return Err(error);
+                }
             }
         }
         let answers = answers.into_iter().collect::<Option<Vec<_>>>();

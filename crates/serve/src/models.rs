@@ -119,6 +119,8 @@ impl ModelPool {
         if let Some(lease) = entry.lease() {
             return Ok(lease);
         }
+        // Clients that wait for the same memory wait as long, and not behind each other's waits.
+        let deadline = Instant::now().checked_add(self.release_timeout);
         let loading = Arc::clone(&self.loading).lock_owned().await;
         // Another request may have loaded it meanwhile.
         if let Some(lease) = entry.lease() {
@@ -128,17 +130,17 @@ impl ModelPool {
         let (pool, entry) = (Arc::clone(self), Arc::clone(entry));
         let task = tokio::spawn(async move {
             let _loading = loading;
-            pool.replace(&entry, true).await
+            pool.replace(&entry, deadline).await
         });
         task.await.map_err(|_| ApiError::internal("loading the model panicked"))?
     }
 
-    /// Loads a model in the place of what its entry has. Idle models are unloaded until it fits; if
-    /// it `waits`, busy ones too, when their requests have ended.
-    async fn replace(&self, entry: &Arc<Entry>, waits: bool) -> Result<Lease> {
+    /// Loads a model in the place of what its entry has. Idle models are unloaded until it fits, and
+    /// up to the deadline, if there is one, busy ones too, when their requests have ended.
+    async fn replace(&self, entry: &Arc<Entry>, deadline: Option<Instant>) -> Result<Lease> {
         // A model that has failed frees its memory first.
         free(entry.begin_load()).await;
-        let loaded = self.load(entry, waits).await;
+        let loaded = self.load(entry, deadline).await;
         if let Err(error) = &loaded {
             let cause = error.full_message.as_deref().unwrap_or(&error.message);
             tracing::warn!(model = entry.spec.id, "{cause}");
@@ -166,7 +168,7 @@ impl ModelPool {
                 return;
             }
             let model = &entry.spec.id;
-            match pool.replace(&entry, false).await {
+            match pool.replace(&entry, None).await {
                 Ok(_) => tracing::info!(model, "loaded again after a failure"),
                 // The load has said why.
                 Err(_) => tracing::warn!(model, "not loaded again after a failure"),
@@ -175,11 +177,10 @@ impl ModelPool {
     }
 
     /// Loads a model.
-    async fn load(&self, entry: &Arc<Entry>, waits: bool) -> Result<Loaded> {
+    async fn load(&self, entry: &Arc<Entry>, deadline: Option<Instant>) -> Result<Loaded> {
         // A model is rather loaded whole without the idle ones than with few experts beside them.
         let has_auto_budget = self.load.options.expert_budget == ExpertBudget::Auto;
         let mut is_whole = has_auto_budget;
-        let deadline = Instant::now() + self.release_timeout;
         loop {
             let (source, mut load_options) = (entry.spec.source.clone(), self.load.clone());
             if is_whole {
@@ -195,17 +196,22 @@ impl ModelPool {
                 Ok(loaded) => return self.with_defaults(loaded),
                 Err(error) => *error,
             };
-            if let RuntimeError::OutOfMemory { memory, available_bytes, .. } = &error {
-                let missing = total_bytes(memory).saturating_sub(*available_bytes);
+            if let Some(missing) = missing_bytes(&error) {
                 let has_enough = self.loaded_bytes() >= missing;
                 // Nobody asks for a model that is loaded again by itself: it takes no room in vain.
-                let has_more_room = (waits || has_enough) && self.unload_idle().await;
+                let has_more_room = (deadline.is_some() || has_enough) && self.unload_idle().await;
                 if has_more_room || std::mem::take(&mut is_whole) {
                     continue;
                 }
-                if has_enough && waits && self.unload_busy(deadline).await {
-                    is_whole = has_auto_budget;
-                    continue;
+                if let Some(deadline) = deadline.filter(|_| has_enough) {
+                    // The server works meanwhile, and `/health` says so.
+                    entry.set_waiting(true);
+                    let has_more_room = self.unload_busy(deadline).await;
+                    entry.set_waiting(false);
+                    if has_more_room {
+                        is_whole = has_auto_budget;
+                        continue;
+                    }
                 }
             }
             return Err(entry.without_paths(error.into(), path.as_deref()));
@@ -301,6 +307,19 @@ impl ModelPool {
             }));
         }
         (is_healthy, json!({ "status": if is_healthy { "ok" } else { "error" }, "models": models }))
+    }
+}
+
+/// The bytes without which a model could not be loaded; none if that was not the reason.
+fn missing_bytes(error: &RuntimeError) -> Option<u64> {
+    match error {
+        RuntimeError::OutOfMemory { memory, available_bytes, .. } => {
+            Some(total_bytes(memory).saturating_sub(*available_bytes))
+        }
+        RuntimeError::HostMemory { host_bytes, available_bytes, .. } => {
+            Some(host_bytes.saturating_sub(*available_bytes))
+        }
+        _ => None,
     }
 }
 

@@ -97,7 +97,7 @@ impl Default for ServerOptions {
             bodies_bytes: 256 << 20,
             body_timeout: Duration::from_secs(60),
             step_timeout: Duration::from_secs(60),
-            write_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(20),
             release_timeout: Duration::from_secs(30),
             drain: Duration::from_secs(30),
             link_trace: None,

@@ -94,7 +94,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     body_timeout: Duration,
     /// Time limit of a client that takes nothing of its answer
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration)]
     write_timeout: Duration,
     /// Time limit of waiting for requests of a busy model whose memory another model needs
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]

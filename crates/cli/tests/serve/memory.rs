@@ -113,6 +113,7 @@ fn a_model_waits_for_the_memory_of_a_busy_one() {
         let waits = scope.spawn(|| complete(&server, "qwen3"));
         std::thread::sleep(Duration::from_millis(300));
         assert!(!waits.is_finished());
+        assert_eq!(server.get("/health").status, 200);
         drop(busy);
         assert_eq!(waits.join().unwrap(), 200);
     });

@@ -62,23 +62,19 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Adds the pages of all models that are in the folder.
+    /// Adds the pages of all models that are in the folder. What cannot be read there is of others,
+    /// or another process has removed it.
     fn scan(&mut self) -> Result<()> {
         let mut found: Vec<(SystemTime, Place, u64)> = Vec::new();
-        for folder in fs::read_dir(&self.root)? {
-            let folder = folder?;
+        for folder in fs::read_dir(&self.root)?.flatten() {
             let Ok(name) = folder.file_name().into_string() else { continue };
-            if !folder.file_type()?.is_dir() {
-                continue;
-            }
+            let Ok(entries) = fs::read_dir(folder.path()) else { continue };
             let name: Arc<str> = name.into();
-            for entry in fs::read_dir(folder.path())? {
-                let entry = entry?;
-                let key = entry.file_name().to_str().and_then(parse_name);
-                // Another process may have removed it.
-                let (Some(key), Ok(metadata)) = (key, entry.metadata()) else { continue };
-                found.push((metadata.modified()?, (Arc::clone(&name), key), metadata.len()));
-            }
+            found.extend(entries.flatten().filter_map(|entry| {
+                let key = entry.file_name().to_str().and_then(parse_name)?;
+                let metadata = entry.metadata().ok()?;
+                Some((metadata.modified().ok()?, (Arc::clone(&name), key), metadata.len()))
+            }));
         }
         found.sort_unstable();
         for (_, place, bytes) in found {
@@ -141,6 +137,9 @@ impl Ledger {
 /// The key in a file's name.
 pub(super) fn parse_name(name: &str) -> Option<PageKey> {
     let digits = name.strip_suffix(".page").filter(|digits| digits.len() == 64)?;
+    if !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
     let mut key = PageKey::default();
     for (byte, pair) in key.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
         *byte = u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?;

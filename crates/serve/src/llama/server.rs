@@ -69,6 +69,7 @@ fn decoded(value: &str) -> String {
     let mut rest = value.as_bytes();
     while let Some((&first, behind)) = rest.split_first() {
         let digits = behind.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
+        let digits = digits.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
         let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
         let (byte, left) = match (first, escaped) {
             (b'%', Some(byte)) => (byte, &behind[2..]),

@@ -307,6 +307,11 @@ impl Entry {
         old
     }
 
+    /// Says that the load waits for memory of other models, or goes on.
+    pub(super) fn set_waiting(&self, waits: bool) {
+        self.slot().replace(if waits { State::Unloaded } else { State::Loading });
+    }
+
     /// Notes the result of a load. A model that has no room while `others_serve` is not loaded, and
     /// no failure of the server.
     pub(super) fn end_load(

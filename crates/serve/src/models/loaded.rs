@@ -121,8 +121,8 @@ impl Loaded {
 }
 
 impl Details {
-    /// The facts of a file whose header is read. The sizes are those that it is loaded with by
-    /// default.
+    /// The facts of a file whose header is read. A load chooses a shorter context where memory is
+    /// short.
     fn of(file: &ModelFile, load: &LoadOptions) -> Details {
         let (metadata, options) = (file.file.metadata(), &load.options);
         let text = |key: &str| metadata.str(key).ok().flatten().unwrap_or_default().to_owned();
