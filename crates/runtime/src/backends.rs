@@ -209,9 +209,8 @@ fn wgpu(options: &Options, number: &str, reporter: &Reporter) -> Result<Box<dyn 
 
 /// The GPU, with the memory and the type of the KV cache that `options` allow.
 fn limited(wgpu: Wgpu, options: &Options) -> Box<dyn Backend> {
-    let host = wgpu.shares_host_memory().then(bodkin_cpu::available_memory).flatten();
-    let limit = host.into_iter().chain(options.memory_bytes).min();
-    Box::new(wgpu.keeping(options.kv_type).with_memory_limit(limit))
+    let wgpu = wgpu.with_host_memory(bodkin_cpu::available_memory);
+    Box::new(wgpu.keeping(options.kv_type).with_memory_limit(options.memory_bytes))
 }
 
 /// The mock backend, with a fault if one is named.

@@ -116,7 +116,8 @@ pub(crate) fn is_cooperative(adapter: &wgpu::Adapter) -> bool {
 /// Whether an adapter is likely to be faster than the cores of the host: a GPU with memory of its
 /// own, or Apple's.
 pub(crate) fn is_fast(info: &wgpu::AdapterInfo) -> bool {
-    info.device_type == wgpu::DeviceType::DiscreteGpu || info.backend == wgpu::Backend::Metal
+    let is_apple = info.backend == wgpu::Backend::Metal && cfg!(target_arch = "aarch64");
+    info.device_type == wgpu::DeviceType::DiscreteGpu || is_apple
 }
 
 /// Whether there may be a GPU. Without one, loading all drivers for Vulkan only takes time.

@@ -39,6 +39,7 @@ pub struct Wgpu {
     gpu: Arc<Gpu>,
     kv_type: KvType,
     memory_limit: Option<u64>,
+    host_memory: Option<fn() -> Option<u64>>,
     fuse: bool,
 }
 
@@ -80,7 +81,7 @@ impl Wgpu {
 
     fn new(adapter: wgpu::Adapter) -> Result<Wgpu> {
         let gpu = Arc::new(Gpu::open(adapter)?);
-        Ok(Wgpu { gpu, kv_type: KvType::Auto, memory_limit: None, fuse: true })
+        Ok(Wgpu { gpu, kv_type: KvType::Auto, memory_limit: None, host_memory: None, fuse: true })
     }
 
     /// Whether the adapter is a program of the CPU, such as Mesa's lavapipe.
@@ -94,9 +95,11 @@ impl Wgpu {
         Wgpu { kv_type, ..self }
     }
 
-    /// Whether its memory is a part of the host's.
-    pub fn shares_host_memory(&self) -> bool {
-        self.gpu.shares_host_memory()
+    /// Says how much memory of the host is free, which limits an adapter that shares it, or whose
+    /// own memory is not known.
+    #[must_use]
+    pub fn with_host_memory(self, host_memory: fn() -> Option<u64>) -> Wgpu {
+        Wgpu { host_memory: Some(host_memory), ..self }
     }
 
     /// With a limit on the bytes of memory, if there is one.
@@ -142,7 +145,9 @@ impl Backend for Wgpu {
     fn available_memory(&self) -> Option<u64> {
         let memory = self.gpu.memory();
         let free = memory.map(|memory| memory.free_bytes.unwrap_or(memory.total_bytes));
-        free.into_iter().chain(self.memory_limit).min()
+        let is_of_host = memory.is_none() || self.gpu.shares_host_memory();
+        let host = self.host_memory.filter(|_| is_of_host).and_then(|bytes| bytes());
+        free.into_iter().chain(host).chain(self.memory_limit).min()
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
