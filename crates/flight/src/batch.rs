@@ -125,9 +125,13 @@ impl BatchBuilder {
         }
         let id = id_of(row.number, row.columns)?;
         if self.rows == 0 {
-            self.ids = match id {
-                Id::Number(_) => Ids::Numbers(Vec::new()),
-                Id::Text(_) => Ids::Texts(StringBuilder::new()),
+            let are_numbers = match &self.schema {
+                Some(schema) => schema.field(0).data_type() == &DataType::Int64,
+                None => matches!(id, Id::Number(_)),
+            };
+            self.ids = match are_numbers {
+                true => Ids::Numbers(Vec::new()),
+                false => Ids::Texts(StringBuilder::new()),
             };
         }
         match (&mut self.ids, id) {

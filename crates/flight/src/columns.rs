@@ -16,6 +16,15 @@ use crate::error::{Error, Result};
 const REMEDY: &str = "the first rows decide on columns and types: let a row with values in all \
                       columns be the first, or use Parquet, which has types of its own";
 
+/// Whether a column of this type has strings.
+pub(crate) fn holds_text(kind: &DataType) -> bool {
+    match kind {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
+        DataType::Dictionary(_, values) => holds_text(values),
+        _ => false,
+    }
+}
+
 /// The columns of a row besides its text.
 #[derive(Clone, Copy, Debug)]
 pub enum Columns<'a> {

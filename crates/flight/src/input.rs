@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
-use arrow_schema::{DataType, Schema};
+use arrow_schema::Schema;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData};
 use serde_json::Value;
 
-use crate::columns::{StoredBatch, StoredRow, objects};
+use crate::columns::{StoredBatch, StoredRow, holds_text, objects};
 use crate::error::{Error, Result};
 use crate::file::failed;
 
@@ -121,11 +121,8 @@ fn check_schema(schema: &Schema, column: &str) -> Result<(), String> {
             "expected a column `{column}` (--column names another), found {names:?}"
         ));
     };
-    let is_text =
-        |kind: &DataType| matches!(kind, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
     match field.data_type() {
-        DataType::Dictionary(_, value) if is_text(value) => Ok(()),
-        kind if is_text(kind) => Ok(()),
+        kind if holds_text(kind) => Ok(()),
         kind => Err(format!("`{column}`: expected strings, found {kind}")),
     }
 }
@@ -159,7 +156,7 @@ fn rows_to_read(metadata: &ParquetMetaData, column: &str) -> Result<usize, Strin
         if let Some(nulls) = statistics.and_then(|it| it.null_count_opt()).filter(|n| *n > 0) {
             return Err(format!("`id`: expected a value in every row, found {nulls} without one"));
         }
-        most = most.max(group.columns().iter().map(bytes).sum::<u64>() / rows);
+        most = most.max(group.columns().iter().map(bytes).fold(0, u64::saturating_add) / rows);
     }
     Ok(usize::try_from(READ_BYTES / most.max(1)).unwrap_or(READ_ROWS).clamp(1, READ_ROWS))
 }

@@ -1,17 +1,18 @@
 //! bodkin's own Flight server: texts in, vectors out. A descriptor's path names the model, and for
 //! DoPut also the result, which is stored in memory until it is fetched or evicted by newer ones.
 
+mod answers;
 mod messages;
 mod results;
+mod texts;
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
-use arrow_array::cast::AsArray;
-use arrow_cast::cast;
-use arrow_flight::encode::FlightDataEncoderBuilder;
+use arrow_flight::encode::{DictionaryHandling, FlightDataEncoderBuilder};
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
 use arrow_flight::{
@@ -31,8 +32,10 @@ use tower::util::MapRequestLayer;
 
 use crate::batch::{schema_with_vectors, with_vectors};
 use crate::error::{Error, Result};
+use answers::limited;
 use messages::{CountedBody, Messages, Unanswered};
 use results::{Incoming, Results};
+use texts::{text_column, texts_of, with_own_views};
 
 /// The most texts that are computed before their vectors go out.
 const BATCH_TEXTS: usize = 1024;
@@ -57,7 +60,10 @@ impl Service {
         let listener = TcpListener::bind(address).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let mut server = Server::builder();
+        // A client whose machine is gone is asked whether it is there.
+        let alive = Some(options.write_timeout).filter(|time| !time.is_zero());
+        let mut server = Server::builder().http2_keepalive_interval(alive);
+        server = server.http2_keepalive_timeout(alive);
         if let Some(tls) = &options.tls {
             let read = |path: &std::path::Path| {
                 std::fs::read(path).map_err(|error| Error::File {
@@ -145,6 +151,10 @@ impl Flight {
         self.embedder.admit(request.metadata().as_ref()).map_err(status)
     }
 
+    fn write_timeout(&self) -> Duration {
+        self.embedder.options().write_timeout
+    }
+
     /// Reads the start of a stream, which says what its batches are about, and their schema.
     async fn texts(
         &self,
@@ -188,7 +198,9 @@ impl Flight {
         parts.try_flatten().and_then(move |batch| {
             let (embedder, model) = (embedder.clone(), model.clone());
             async move {
-                let texts = texts_of(&batch)?;
+                let limit = embedder.options().body_bytes;
+                let batch = with_own_views(&batch, limit)?;
+                let texts = texts_of(&batch, limit)?;
                 let vectors = embedder.embed(caller, &model, texts).await.map_err(status)?;
                 with_vectors(&batch, &vectors, width).map_err(|error| internal(&error).into())
             }
@@ -224,37 +236,6 @@ fn text_schema() -> Schema {
     Schema::new(vec![Field::new("text", DataType::Utf8, false)])
 }
 
-/// The place of the only column `text`, which holds strings.
-fn text_column(schema: &Schema) -> std::result::Result<usize, Status> {
-    let wrong = |message: &str| Status::invalid_argument(message);
-    let named = |(_, field): &(usize, &Arc<Field>)| field.name() == "text";
-    let mut columns = schema.fields().iter().enumerate().filter(named);
-    let (column, field) = columns.next().ok_or_else(|| wrong("expected a column `text`"))?;
-    if columns.next().is_some() {
-        return Err(wrong("expected one column `text`, found several"));
-    }
-    let is_text =
-        |kind: &DataType| matches!(kind, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
-    match field.data_type() {
-        DataType::Dictionary(_, values) if is_text(values) => Ok(column),
-        kind if is_text(kind) => Ok(column),
-        kind => Err(wrong(&format!("column `text`: expected strings, found {kind}"))),
-    }
-}
-
-/// The column `text` of a batch.
-fn texts_of(batch: &RecordBatch) -> std::result::Result<Vec<String>, Status> {
-    let column = batch.column(text_column(batch.schema_ref())?);
-    let texts = cast(column, &DataType::LargeUtf8).map_err(|error| invalid(&error.into()))?;
-    let full = texts.as_string::<i64>().iter().enumerate().map(|(i, text)| match text {
-        Some(text) if !text.is_empty() => Ok(text.to_owned()),
-        _ => {
-            Err(Status::invalid_argument(format!("row {} of the batch: the text is empty", i + 1)))
-        }
-    });
-    full.collect()
-}
-
 fn status(refusal: Refusal) -> Status {
     let code = match refusal.status.as_u16() {
         400 | 413 | 422 => Code::InvalidArgument,
@@ -270,6 +251,12 @@ fn status(refusal: Refusal) -> Status {
 
 fn internal(error: &Error) -> Status {
     Status::internal(error.to_string())
+}
+
+/// Sends batches as they are: strings of a dictionary take more memory one by one.
+fn encoder(schema: SchemaRef) -> FlightDataEncoderBuilder {
+    let encoder = FlightDataEncoderBuilder::new().with_schema(schema);
+    encoder.with_dictionary_handling(DictionaryHandling::Resend)
 }
 
 fn invalid(error: &Error) -> Status {
@@ -334,8 +321,8 @@ impl FlightService for Flight {
         let name = String::from_utf8_lossy(&request.get_ref().ticket).into_owned();
         let result = self.results.remove(caller, &name).ok_or_else(|| no_result(&name))?;
         let batches = stream::iter(result.batches.into_iter().map(Ok));
-        let frames = FlightDataEncoderBuilder::new().with_schema(result.schema).build(batches);
-        Ok(Response::new(frames.map_err(Status::from).boxed()))
+        let frames = encoder(result.schema).build(batches);
+        Ok(Response::new(limited(frames.map_err(Status::from), self.write_timeout())))
     }
 
     async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Answer<Self::DoPutStream> {
@@ -362,7 +349,7 @@ impl FlightService for Flight {
             };
             Ok(PutResult { app_metadata: Bytes::from(told.to_string()) })
         });
-        Ok(Response::new(until_error(answers).boxed()))
+        Ok(Response::new(limited(answers, self.write_timeout())))
     }
 
     async fn do_exchange(
@@ -370,9 +357,8 @@ impl FlightService for Flight {
         request: Request<Streaming<FlightData>>,
     ) -> Answer<Self::DoExchangeStream> {
         let texts = self.texts(request).await?;
-        let encoder = FlightDataEncoderBuilder::new().with_schema(Arc::clone(&texts.schema));
-        let frames = encoder.build(self.vectors(texts));
-        Ok(Response::new(until_error(frames.map_err(Status::from)).boxed()))
+        let frames = encoder(Arc::clone(&texts.schema)).build(self.vectors(texts));
+        Ok(Response::new(limited(frames.map_err(Status::from), self.write_timeout())))
     }
 
     async fn do_action(&self, _: Request<Action>) -> Answer<Self::DoActionStream> {
@@ -382,16 +368,4 @@ impl FlightService for Flight {
     async fn list_actions(&self, _: Request<Empty>) -> Answer<Self::ListActionsStream> {
         Ok(Response::new(stream::empty().boxed()))
     }
-}
-
-/// Ends a stream after its first error.
-fn until_error<T: Send + Sync>(
-    answers: impl Stream<Item = std::result::Result<T, Status>> + Send,
-) -> impl Stream<Item = std::result::Result<T, Status>> + Send {
-    let mut failed = false;
-    answers.take_while(move |answer| {
-        let go_on = !failed;
-        failed = answer.is_err();
-        std::future::ready(go_on)
-    })
 }

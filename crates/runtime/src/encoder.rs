@@ -71,6 +71,10 @@ impl Encoder {
         let embedder = Embedder::open(model, context, parallel, options.queue);
         let tokenizer = LazyTokenizer::new(&file, options);
         let prefix = prompt(file.file.metadata(), &options.embedding.prefix);
+        if !prefix.is_empty() && !prefix.contains([' ', ':']) {
+            let note = "has no such prompt: it stands before each text as it is";
+            file.reporter().note(&format!("prefix `{prefix}`: {} {note}", file.name));
+        }
         Ok(Encoder {
             embedder: embedder.map_err(Error::engine(&file.name))?,
             is_reranker: file.pooling()? == Pooling::Rank,

@@ -1,6 +1,7 @@
 """What bodkin's Flight server refuses: pyarrow's client asks for too much."""
 
 import sys
+import time
 
 import pyarrow
 from pyarrow import flight
@@ -182,5 +183,21 @@ def unread():
     exchange(["a hen"] * 4000)
 
 
+def stalled():
+    """A client that takes nothing: of 32 MB, more than anything between buffers."""
+    large = pyarrow.schema([("text", pyarrow.string()), ("more", pyarrow.string())])
+    rows = pyarrow.record_batch([["a hen"] * 8000, ["m" * 1000] * 8000], schema=large)
+    writer, reader = client.do_exchange(MODEL, options())
+    writer.begin(large)
+    try:
+        for _ in range(4):
+            writer.write_batch(rows)
+    except (pyarrow.ArrowException, flight.FlightError):
+        pass
+    time.sleep(4)
+    refused("takes nothing", reader.read_all)
+
+
 {"keys": keys, "bytes": in_bytes, "queue": queue, "drain": drain, "owners": owners,
- "names": names, "kinds": kinds, "idle": idle, "unread": unread}[what]()
+ "names": names, "kinds": kinds, "idle": idle, "unread": unread,
+ "stalled": stalled}[what]()

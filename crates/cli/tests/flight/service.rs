@@ -76,6 +76,12 @@ fn texts_may_be_strings_of_any_kind() {
 }
 
 #[test]
+fn a_client_that_takes_nothing_is_disconnected() {
+    let (_server, address) = start(&["--write-timeout", "1s"]);
+    run_script(VERSIONS[1], "limits.py", &["stalled", &address]);
+}
+
+#[test]
 fn a_stream_without_messages_ends() {
     let (_server, address) = start(&["--body-timeout", "1s"]);
     run_script(VERSIONS[1], "limits.py", &["idle", &address]);

@@ -119,8 +119,11 @@ impl Messages {
         let message = tokio::time::timeout(self.timeout, self.stream.message()).await;
         let message = message.map_err(late)??;
         if let Some(message) = &message {
-            self.before = message.encoded_len() + PREFIX_BYTES;
             check(message)?;
+            // The decoder keeps dictionaries until the stream ends.
+            if !is_dictionary(message) {
+                self.before = message.encoded_len() + PREFIX_BYTES;
+            }
         }
         Ok(message)
     }
@@ -157,6 +160,11 @@ pub(super) fn schema_of(first: &FlightData) -> Result<Schema, Status> {
 fn damaged(reason: &str) -> Status {
     let reason = reason.lines().next().unwrap_or_default();
     Status::invalid_argument(format!("the message is damaged: {reason}"))
+}
+
+fn is_dictionary(message: &FlightData) -> bool {
+    let header = root_as_message(&message.data_header).ok();
+    header.is_some_and(|header| header.header_as_dictionary_batch().is_some())
 }
 
 /// Refuses a message whose buffers are not within its body, for which the decoder would panic, and
@@ -202,7 +210,7 @@ mod tests {
         let schema = Schema::new(vec![Field::new("text", DataType::Utf8, false)]);
         let texts = Arc::new(StringArray::from(vec!["a hen", "two hens"]));
         let batch = RecordBatch::try_new(Arc::new(schema.clone()), vec![texts]).unwrap();
-        batches_to_flight_data(&schema, vec![batch]).unwrap().try_into().unwrap()
+        batches_to_flight_data(&schema, [&batch]).unwrap().try_into().unwrap()
     }
 
     #[test]

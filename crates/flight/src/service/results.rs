@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow_array::{Array, RecordBatch};
+use arrow_array::{Array, RecordBatch, UInt32Array};
 use arrow_schema::SchemaRef;
+use arrow_select::take::take_record_batch;
 use bodkin_serve::Admitted;
 
 /// Bytes that a result takes beside its batches and its name, about.
@@ -38,6 +39,7 @@ impl Incoming {
     /// # Errors
     /// The limit, if it is exceeded.
     pub(super) fn push(&mut self, batch: RecordBatch) -> Result<usize, usize> {
+        let batch = with_own_bytes(batch);
         let (bytes, result) = (bytes_of(&batch), &mut self.result);
         result.bytes += bytes;
         if self.results.incoming.fetch_add(bytes, Ordering::Relaxed) + bytes > self.results.limit {
@@ -105,7 +107,13 @@ impl Results {
     }
 }
 
-/// The bytes of a batch's own rows; those of the batch that it is a part of count for its others.
+/// A copy of a batch without the other bytes of the message that it came in.
+fn with_own_bytes(batch: RecordBatch) -> RecordBatch {
+    let rows = UInt32Array::from_iter_values(0..batch.num_rows() as u32);
+    take_record_batch(&batch, &rows).unwrap_or(batch)
+}
+
+/// The bytes of a batch's rows.
 fn bytes_of(batch: &RecordBatch) -> usize {
     let bytes = |column: &Arc<dyn Array>| {
         let whole = |_| column.get_array_memory_size();

@@ -5,6 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use arrow_array::{Array, Int64Array, RecordBatch, StringArray, UInt64Array};
+use arrow_flight::decode::DecodedPayload;
 use arrow_flight::encode::FlightDataEncoderBuilder;
 use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_client::FlightServiceClient;
@@ -215,10 +216,14 @@ impl Store {
         let mut client = self.data.client()?;
         let ticket = Ticket::new(json!({ "name": dataset }).to_string());
         let answer = async move {
-            let mut rows = client.do_get(ticket).await?;
-            // The rows behind the first batch are not fetched.
-            rows.next().await.transpose()?;
-            Ok(rows.schema().cloned())
+            let mut frames = client.do_get(ticket).await?.into_inner();
+            // The first frame; the rows behind it are not fetched.
+            while let Some(frame) = frames.next().await.transpose()? {
+                if let DecodedPayload::Schema(schema) = frame.payload {
+                    return Ok(Some(schema));
+                }
+            }
+            Ok(None)
         };
         none_if_absent(self.data.within(CALL_TIME, "DoGet", answer).await).map(Option::flatten)
     }

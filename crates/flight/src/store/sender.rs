@@ -144,8 +144,12 @@ pub(crate) async fn unless_stopped<T>(
 pub(crate) async fn settle(store: &Store, dataset: &str, stop: &AtomicBool) -> Result<()> {
     let start = Instant::now();
     while let Some(now) = store.readiness(dataset).await? {
-        if now.is_ready || stop.load(Relaxed) {
+        if now.is_ready {
             break;
+        }
+        if stop.load(Relaxed) {
+            // Which rows are still queued is not known, and none may be sent twice.
+            return Err(Error::Interrupted);
         }
         if start.elapsed() > PATIENCE {
             return Err(Error::Store {

@@ -275,7 +275,8 @@ impl Npy {
         let mut found = vec![0; npy::HEADER_BYTES.min(length as usize)];
         file.read_exact(&mut found).with_context(failed)?;
         ensure!(
-            npy::header(0, dimension).starts_with(&found),
+            // One that was complete, but could not be renamed, has its rows.
+            [0, first as usize].iter().any(|&n| npy::header(n, dimension).starts_with(&found)),
             "{}: expected vectors of {dimension}, as the model gives",
             target.name()
         );
