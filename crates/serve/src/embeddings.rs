@@ -257,12 +257,13 @@ pub(crate) async fn compute(
     let task = spawn_blocking(move || {
         let encoder = lease.encoder()?;
         let texts = tokenize(encoder)?;
-        counter.admit(texts.iter().map(Vec::len).sum(), 0, None)?;
+        let tokens = texts.iter().map(Vec::len).sum();
+        counter.admit(tokens, 0, None)?;
         let (sender, vectors) = oneshot::channel();
         let sink = collector(texts.len(), sender);
-        let submitted = encoder.submit_to(texts, &options, sink)?;
+        let submitted = encoder.submit_to(texts, &options, sink);
+        let submitted = submitted.inspect_err(|_| counter.give_back(tokens))?;
         let request = Submitted { cancels: CancelOnDrop(submitted.canceller), vectors };
-        counter.count(submitted.tokens);
         Ok::<_, ApiError>((lease, request, submitted.tokens))
     });
     let tokenized = task.await.map_err(|_| ApiError::internal("tokenizing the texts panicked"))?;

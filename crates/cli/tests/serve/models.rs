@@ -189,7 +189,7 @@ fn a_truncated_file_fails_requests_until_it_is_whole_again() {
 }
 
 #[test]
-fn a_file_that_is_written_to_fails_a_request_and_is_loaded_again() {
+fn a_file_that_is_written_to_is_loaded_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("written.gguf");
     fs::copy(kit("llama.gguf"), &path).unwrap();
@@ -200,9 +200,13 @@ fn a_file_that_is_written_to_fails_a_request_and_is_loaded_again() {
     fs::copy(kit("llama.gguf"), &path).unwrap();
     let body = json!({ "model": "written", "prompt": [5, 6], "max_tokens": 2 });
     let response = server.post("/v1/completions", &body);
-    assert_eq!(response.status, 500, "{response:?}");
-    assert!(response.json()["error"].to_string().contains("another process"), "{response:?}");
-    assert_eq!(complete(&server, "written"), 200);
+    // Unless the server has seen it, and loaded the file again, before the request came.
+    if response.status != 200 {
+        assert_eq!(response.status, 500, "{response:?}");
+        assert!(response.json()["error"].to_string().contains("another process"), "{response:?}");
+        assert_eq!(complete(&server, "written"), 200);
+    }
+    assert_eq!(server.get("/health").json()["models"][0]["loads"], 2);
 }
 
 /// A router sends no request to a server whose `/health` is 503.
