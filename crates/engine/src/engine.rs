@@ -171,8 +171,8 @@ impl Engine {
         .collect()
     }
 
-    /// Refuses what [`Engine::submit_all`] would refuse of requests for `choices` answers to each of
-    /// these prompts, before each has its copy of a prompt.
+    /// Refuses what [`Engine::submit_all`] would refuse of requests for `choices` answers to each
+    /// of these prompts, before each has its copy of a prompt.
     ///
     /// # Errors
     /// As [`Engine::submit_all`].

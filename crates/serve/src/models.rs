@@ -135,8 +135,8 @@ impl ModelPool {
         task.await.map_err(|_| ApiError::internal("loading the model panicked"))?
     }
 
-    /// Loads a model in the place of what its entry has. Idle models are unloaded until it fits, and
-    /// up to the deadline, if there is one, busy ones too, when their requests have ended.
+    /// Loads a model in the place of what its entry has. Idle models are unloaded until it fits,
+    /// and up to the deadline, if there is one, busy ones too, when their requests have ended.
     async fn replace(&self, entry: &Arc<Entry>, deadline: Option<Instant>) -> Result<Lease> {
         // A model that has failed frees its memory first.
         free(entry.begin_load()).await;

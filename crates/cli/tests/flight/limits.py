@@ -51,8 +51,10 @@ def keys():
     for _ in range(3):
         exchange(["a hen"], "few")
     refused("requests of this minute", lambda: exchange(["a hen"], "few"))
-    exchange(["a hen with more than twenty tokens, as its many letters are tokens"], "short")
-    refused("tokens of this minute", lambda: exchange(["a hen"], "short"))
+    long = ["a hen with more than twenty tokens, as its many letters are tokens"]
+    refused("the key has 20 of its 20 tokens", lambda: exchange(long, "short"))
+    exchange(["a hen"], "short")
+    refused("tokens of this minute", lambda: exchange(["a hen"] * 9, "short"))
 
 
 def in_bytes():

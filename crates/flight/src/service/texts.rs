@@ -25,8 +25,8 @@ pub(super) fn text_column(schema: &Schema) -> Result<usize, Status> {
     }
 }
 
-/// The column `text` of a batch, whose texts have at most `limit` bytes. Rows may share the bytes of
-/// one string, so that they have many times those of the message.
+/// The column `text` of a batch, whose texts have at most `limit` bytes. Rows may share the bytes
+/// of one string, so that they have many times those of the message.
 pub(super) fn texts_of(batch: &RecordBatch, limit: usize) -> Result<Vec<String>, Status> {
     let column = batch.column(text_column(batch.schema_ref())?);
     let texts = strings(column.as_ref());
