@@ -1,8 +1,30 @@
-//! Separates a model's reasoning from its answer where the chat template marks it with
+//! Separates a model's reasoning from its answer where the chat template marks it, such as with
 //! `<think>` and `</think>`.
 
-const OPEN: &str = "<think>";
-const CLOSE: &str = "</think>";
+/// The texts around a model's reasoning.
+#[derive(Debug, PartialEq, Eq)]
+struct Markers {
+    open: &'static str,
+    close: &'static str,
+    /// The text before an answer without reasoning, if there is such a marker.
+    answer: Option<&'static str>,
+}
+
+/// The markers of families of templates.
+const MARKERS: [Markers; 6] = [
+    Markers { open: "<think>", close: "</think>", answer: None },
+    Markers { open: "<seed:think>", close: "</seed:think>", answer: None },
+    Markers { open: "<thinking>", close: "</thinking>", answer: None },
+    Markers { open: "[THINK]", close: "[/THINK]", answer: None },
+    // Gemma 4.
+    Markers { open: "<|channel>thought", close: "<channel|>", answer: None },
+    // GPT-OSS, whose messages end with a token that is not shown.
+    Markers {
+        open: "<|channel|>analysis<|message|>",
+        close: "<|start|>assistant<|channel|>final<|message|>",
+        answer: Some("<|channel|>final<|message|>"),
+    },
+];
 
 /// Pieces of a text.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -14,6 +36,7 @@ pub(crate) struct Delta {
 /// Splits a text as it arrives.
 #[derive(Debug)]
 pub(crate) struct ReasoningSplitter {
+    markers: &'static Markers,
     state: State,
     /// Text that may be the start of a marker, or white space that a marker may follow.
     held: String,
@@ -32,13 +55,14 @@ enum State {
 impl ReasoningSplitter {
     /// A splitter for the answer to `prompt`, if the template's `source` marks reasoning.
     pub(crate) fn new(source: &str, prompt: &str) -> Option<ReasoningSplitter> {
-        if !source.contains(CLOSE) && !source.contains(OPEN) {
-            return None;
-        }
+        let is_marked = |markers: &&Markers| {
+            [markers.close, markers.open].iter().any(|marker| source.contains(marker))
+        };
+        let markers = MARKERS.iter().find(is_marked)?;
         // Some templates write the first marker themselves.
-        let is_open = prompt.trim_end().ends_with(OPEN);
+        let is_open = prompt.trim_end().ends_with(markers.open);
         let state = if is_open { State::Reasoning } else { State::Start };
-        Some(ReasoningSplitter { state, held: String::new() })
+        Some(ReasoningSplitter { markers, state, held: String::new() })
     }
 
     /// Whether the text so far ends within the reasoning.
@@ -49,28 +73,33 @@ impl ReasoningSplitter {
     /// Adds text. With `is_last`, nothing is held back.
     pub(crate) fn push(&mut self, text: &str, is_last: bool) -> Delta {
         self.held.push_str(text);
+        let Markers { open, close, answer } = *self.markers;
         let mut delta = Delta::default();
         loop {
             match self.state {
                 State::Start => {
                     let start = self.held.trim_start();
-                    if let Some(rest) = start.strip_prefix(OPEN) {
+                    let may_be = |marker: &str| marker.starts_with(start);
+                    if let Some(rest) = start.strip_prefix(open) {
                         self.held = rest.to_owned();
                         self.state = State::Reasoning;
-                    } else if OPEN.starts_with(start) && !is_last {
+                    } else if let Some(rest) = answer.and_then(|it| start.strip_prefix(it)) {
+                        self.held = rest.to_owned();
+                        self.state = State::Content;
+                    } else if (may_be(open) || answer.is_some_and(may_be)) && !is_last {
                         return delta;
                     } else {
                         self.state = State::Content;
                     }
                 }
                 State::Reasoning => {
-                    if let Some(at) = self.held.find(CLOSE) {
+                    if let Some(at) = self.held.find(close) {
                         delta.reasoning.push_str(self.held[..at].trim_end());
-                        self.held.drain(..at + CLOSE.len());
+                        self.held.drain(..at + close.len());
                         self.state = State::AfterReasoning;
                         continue;
                     }
-                    let keep = if is_last { 0 } else { held_back(&self.held) };
+                    let keep = if is_last { 0 } else { held_back(&self.held, close) };
                     let end = self.held.len() - keep;
                     delta.reasoning.extend(self.held.drain(..end));
                     return delta;
@@ -93,8 +122,8 @@ impl ReasoningSplitter {
 
 /// Bytes at the end of a text that may be the start of the closing marker, with the white space
 /// before it.
-fn held_back(text: &str) -> usize {
-    let marker = (1..CLOSE.len()).rev().find(|&n| text.ends_with(&CLOSE[..n])).unwrap_or(0);
+fn held_back(text: &str, close: &str) -> usize {
+    let marker = (1..close.len()).rev().find(|&n| text.ends_with(&close[..n])).unwrap_or(0);
     let before = &text[..text.len() - marker];
     marker + before.len() - before.trim_end().len()
 }
@@ -135,6 +164,32 @@ mod tests {
             pair("", ""),
         ];
         assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn each_family_has_markers_of_its_own() {
+        let split = |source: &str, text: &str| {
+            let mut splitter = ReasoningSplitter::new(source, "").unwrap();
+            let mut whole = Delta::default();
+            for (i, _) in text.char_indices() {
+                let delta = splitter.push(&text[i..=i], i + 1 == text.len());
+                whole.reasoning += &delta.reasoning;
+                whole.content += &delta.content;
+            }
+            (whole.reasoning, whole.content)
+        };
+        let harmony =
+            "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b";
+        for (source, text) in [
+            ("'<|channel|>analysis<|message|>'", harmony),
+            ("'[THINK]'", "[THINK]a[/THINK]b"),
+            ("'<seed:think>'", "<seed:think>a</seed:think>\nb"),
+            ("split('<channel|>')", "<|channel>thoughta<channel|>b"),
+        ] {
+            assert_eq!(split(source, text), pair("a", "b"), "{source}");
+        }
+        let plain = "<|channel|>final<|message|>b";
+        assert_eq!(split("'<|channel|>analysis<|message|>'", plain), pair("", "b"));
     }
 
     #[test]
