@@ -78,7 +78,13 @@ fn recurrent_state_conforms() {
 #[test]
 fn every_type_of_keys_and_values_conforms() {
     for kv_type in KvType::ALL {
-        check(&open().keeping(kv_type), &KV_CASES);
+        let gpu = open().keeping(kv_type);
+        // Attention to halves alone divides long rows into splits.
+        let is_long = |case: &str| [" 150 tokens", " 530 tokens"].iter().any(|s| case.ends_with(s));
+        let has_splits = kv_type == KvType::F16;
+        let is_chosen = |case: &str| is_one_of(&KV_CASES)(case) && (has_splits || !is_long(case));
+        let failures = conformance::check_named(&gpu, is_chosen);
+        assert!(failures.is_empty(), "{}", failures.join("\n"));
     }
 }
 
