@@ -8,6 +8,14 @@ use crate::score::{LogSoftmax, Row};
 /// Base log-probabilities at or below this are excluded from the divergence: the file clamps them.
 const SMALLEST_LOG_PROBABILITY: f32 = -16.0;
 
+/// The normalised mean squared error: the squared error relative to the squared reference.
+pub fn nmse(found: &[f32], wanted: &[f32]) -> f64 {
+    let pairs = found.iter().zip(wanted).map(|(&f, &w)| (f64::from(f), f64::from(w)));
+    let (error, size) =
+        pairs.fold((0.0, 0.0), |(error, size), (f, w)| (error + (f - w).powi(2), size + w * w));
+    error / size
+}
+
 /// The comparison of one prediction with the base model's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Values {

@@ -13,7 +13,7 @@ mod score;
 mod text;
 mod windows;
 
-pub use divergence::{Divergence, Estimate, Values};
+pub use divergence::{Divergence, Estimate, Values, nmse};
 pub use error::{Error, Result};
 pub use kld::{Base, BaseRow, BaseWriter, encode_row};
 pub use perplexity::Perplexity;

@@ -11,6 +11,7 @@ use bodkin_backend::{Backend, Batch, DeviceKind, Limits, Model};
 use bodkin_conformance::Reference;
 use bodkin_cpu::{Cpu, Isa};
 use bodkin_engine::Pages;
+use bodkin_eval::nmse;
 use bodkin_gguf::{File, Format};
 use serde_json::Value;
 
@@ -288,14 +289,6 @@ fn compare(
             format!("{label}: position {position}: NMSE {nmse:.2e}, at most {limit:.0e}")
         });
     }
-}
-
-/// The squared error relative to the squared reference.
-fn nmse(found: &[f32], wanted: &[f32]) -> f64 {
-    let square = |x: f64| x * x;
-    let error: f64 =
-        found.iter().zip(wanted).map(|(&f, &w)| square(f64::from(f) - f64::from(w))).sum();
-    error / wanted.iter().map(|&w| square(f64::from(w))).sum::<f64>()
 }
 
 fn integers(value: &Value) -> Result<Vec<u32>> {

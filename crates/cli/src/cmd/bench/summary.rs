@@ -9,7 +9,7 @@ use bodkin::memory::human_bytes;
 use bodkin::{Device, DeviceKind, ModelFile, Options, Reporter};
 use bodkin_backend::{Backend, Model};
 use bodkin_engine::{embed, embedding_limits, longest_text, steps};
-use bodkin_eval::limits;
+use bodkin_eval::{limits, nmse};
 
 use super::report::{self, Format, Row};
 use crate::arguments::describe;
@@ -45,12 +45,7 @@ pub(super) fn print(
 fn error_beside_cpu(opened: &ModelFile, backend: &dyn Backend) -> Result<f64> {
     let options = Options { device: "cpu".to_owned(), ..Options::default() };
     let cpu = bodkin::backend(&options, &Reporter::default())?;
-    let (wanted, found) = (results(opened, cpu.as_ref())?, results(opened, backend)?);
-    let pairs = wanted.iter().zip(&found).map(|(&w, &f)| (f64::from(w), f64::from(f)));
-    let (error, norm) = pairs.fold((0.0, 0.0), |(error, norm), (wanted, found)| {
-        (error + (found - wanted).powi(2), norm + wanted.powi(2))
-    });
-    Ok(error / norm)
+    Ok(nmse(&results(opened, backend)?, &results(opened, cpu.as_ref())?))
 }
 
 /// The logits of a text, or its embedding.
