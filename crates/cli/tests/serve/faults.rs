@@ -225,7 +225,8 @@ fn tokens_of_a_key_count_when_its_client_goes_away() {
         let seconds = head.split("retry-after: ").nth(1).unwrap().split("\r\n").next().unwrap();
         assert!((30..=60).contains(&seconds.parse::<u64>().unwrap()), "{head}");
     }
-    // The answers of one request share what is left, and one that cannot end within it is refused.
+    // The answers of one request divide the remaining tokens among them; one with more answers than
+    // tokens is refused.
     let answer = read_response(open("batch", &[5; 10], json!({ "n": 5, "stream": false })));
     assert_eq!(answer.json()["usage"]["completion_tokens"], 50, "{answer:?}");
     let refused = read_response(open("batch", &[5; 10], json!({ "n": 51 })));

@@ -1,13 +1,12 @@
 //! Several models that do not all have room.
 
-use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
 
 use crate::models::{complete, statuses};
-use crate::server::{Server, kit, post_head};
+use crate::server::{Server, kit};
 
 #[test]
 fn an_idle_model_makes_room_for_another() {
@@ -72,15 +71,9 @@ fn bytes_of_both(args: &[&str]) -> u64 {
 
 /// Begins an answer that takes long.
 fn begin(server: &Server, model: &str) -> std::net::TcpStream {
-    let body = json!({
+    server.begin(&json!({
         "model": model, "prompt": [5, 6], "n_predict": 20000, "ignore_eos": true, "stream": true,
-    });
-    let body = body.to_string();
-    let mut socket = server.connect();
-    socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
-    socket.write_all(body.as_bytes()).unwrap();
-    socket.read_exact(&mut [0; 12]).unwrap();
-    socket
+    }))
 }
 
 /// A model that needs the memory of a busy one waits for its requests. If they take too long, the

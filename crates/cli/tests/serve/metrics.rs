@@ -1,11 +1,10 @@
 //! What `/metrics`, `/slots` and the log say of answers and of what they cost.
 
-use std::io::{Read, Write};
 use std::time::Duration;
 
 use serde_json::json;
 
-use crate::server::{Server, post_head};
+use crate::server::Server;
 
 /// How often answers ended for this reason.
 fn ended(server: &Server, reason: &str) -> f64 {
@@ -61,11 +60,7 @@ fn slots_that_are_all_busy_are_a_503_if_one_must_be_free() {
     let server = Server::start(&["--ctx-size", "8192", "--parallel", "1"]);
     assert_eq!(server.get("/slots?fail_on_no_slot=1").status, 200);
     let body = json!({ "prompt": [5], "n_predict": 8000, "ignore_eos": true, "stream": true });
-    let body = body.to_string();
-    let mut socket = server.connect();
-    socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
-    socket.write_all(body.as_bytes()).unwrap();
-    socket.read_exact(&mut [0; 12]).unwrap();
+    let socket = server.begin(&body);
     // The head of the answer comes before the request runs.
     while server.running() == 0 {
         std::thread::sleep(Duration::from_millis(5));

@@ -100,6 +100,16 @@ impl Server {
         socket
     }
 
+    /// Sends a request to `/completion`, and waits until its answer begins.
+    pub(crate) fn begin(&self, body: &Value) -> TcpStream {
+        let body = body.to_string();
+        let mut socket = self.connect();
+        socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
+        socket.write_all(body.as_bytes()).unwrap();
+        socket.read_exact(&mut [0; 12]).unwrap();
+        socket
+    }
+
     pub(crate) fn get(&self, path: &str) -> Response {
         self.send(&format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"), b"")
     }

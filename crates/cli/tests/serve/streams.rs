@@ -105,15 +105,7 @@ fn resident_bytes(process: u32) -> u64 {
 fn requests_beyond_the_queue_are_refused_at_once() {
     let server = Server::start(&["--ctx-size", "1024", "--parallel", "1", "--queue", "1"]);
     let busy = json!({ "prompt": [11, 12], "n_predict": 900, "ignore_eos": true, "stream": true });
-    let open = |body: &Value| {
-        let body = body.to_string();
-        let mut socket = server.connect();
-        socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
-        socket.write_all(body.as_bytes()).unwrap();
-        socket.read_exact(&mut [0; 12]).unwrap();
-        socket
-    };
-    let sockets = [open(&busy), open(&busy)];
+    let sockets = [server.begin(&busy), server.begin(&busy)];
     let refused = server.post("/completion", &busy);
     assert_eq!(refused.status, 503, "{refused:?}");
     assert!(refused.head.to_ascii_lowercase().contains("retry-after: 1"));
