@@ -346,7 +346,7 @@ mod tests {
         let kept = (0..60).filter(|&number| store.contains(&key(number))).count();
         let start = Instant::now();
         while files(&folder.path().join("model")) != kept {
-            assert!(start.elapsed() < Duration::from_secs(10), "{kept} pages are kept");
+            assert!(start.elapsed() < Duration::from_secs(10), "expected {kept} files");
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(store.ledger().bytes() <= 3500);

@@ -28,7 +28,7 @@ pub(super) struct Ledger {
     clock: u64,
 }
 
-/// What nobody leaves half changed: a thread that panicked changes nothing about that.
+/// Locks, also after a thread panicked while it held the lock: no change is left half made.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
