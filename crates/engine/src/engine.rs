@@ -14,6 +14,7 @@ use crate::events::{EventDecoder, Events, UpdateSink};
 use crate::pages::Pages;
 use crate::prefix_store::PrefixStore;
 use crate::request::Request;
+use crate::restore::Restorer;
 use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
 use crate::stats::{ExpertReport, Stats, Status};
@@ -103,6 +104,11 @@ impl Engine {
         let context = options.context.min(pages.longest_sequence());
         let (vocabulary, status) = (plan.vocabulary, Arc::new(Status::new()));
         let (messages, receiver) = mpsc::channel();
+        let with_restorer = |store| {
+            let store = Arc::new(store);
+            Restorer::new(Arc::clone(&store)).map(|restorer| (store, restorer))
+        };
+        let store = store.map(with_restorer).transpose().map_err(Error::Thread)?;
         let scheduler = Scheduler::new(pages, options.parallel, model.limits().clone());
         let (text, state) = (Arc::clone(&tokenizer), Arc::clone(&status));
         let worker = Worker::new(model, scheduler, text, state, store);
@@ -205,7 +211,8 @@ impl Engine {
             EventDecoder::new(Arc::clone(&self.tokenizer), &request, Arc::clone(&cancelled));
         let prompt = std::mem::take(&mut request.prompt);
         let client = Client::new(request, sampler, sink, cancelled, open);
-        let message = Message::Submit { client: Box::new(client), prompt, max_tokens };
+        let (client, messages) = (Box::new(client), self.messages().clone());
+        let message = Message::Submit { client, prompt, max_tokens, messages };
         self.messages().send(message).map_err(|_| self.failure())?;
         Ok(decoder)
     }

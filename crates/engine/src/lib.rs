@@ -16,6 +16,7 @@ mod pages;
 mod prefill_budget;
 mod prefix_store;
 mod request;
+mod restore;
 pub mod sampler;
 mod scheduler;
 mod shared_prefix;

@@ -14,7 +14,7 @@ mod tree;
 use bodkin_backend::{Model, PAGE_TOKENS, PageTable, Span, StateBlock};
 
 pub(crate) use reuse::MIN_COPIED_TOKENS;
-pub(crate) use stored::FullPage;
+pub(crate) use stored::{FullPage, HeldPrefix};
 use tree::{FreeMemory, NodeId, ROOT, Tree};
 
 /// All pages and state slots of a model, and the prefixes that are cached in them.

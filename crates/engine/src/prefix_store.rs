@@ -51,7 +51,7 @@ pub struct PrefixStore {
     /// The name of the model's folder.
     fingerprint: Arc<str>,
     ledger: Arc<Mutex<Ledger>>,
-    writer: SyncSender<(PageKey, Vec<u8>)>,
+    writer: SyncSender<(PageKey, StoredPage)>,
 }
 
 impl PrefixStore {
@@ -135,12 +135,11 @@ impl PrefixStore {
     }
 
     /// Stores a page, unless the thread that writes them is too far behind.
-    pub(crate) fn save(&self, key: PageKey, page: &StoredPage) {
-        let content = encode(page);
-        let (place, bytes) = (self.place(&key), content.len() as u64);
+    pub(crate) fn save(&self, key: PageKey, page: StoredPage) {
+        let place = self.place(&key);
         // The thread that writes looks for it there.
-        self.ledger().note(place.clone(), bytes);
-        match self.writer.try_send((key, content)) {
+        self.ledger().note(place.clone(), encoded_bytes(&page));
+        match self.writer.try_send((key, page)) {
             Ok(()) => self.ledger().shrink(),
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
                 self.ledger().forget(&place);
@@ -150,15 +149,19 @@ impl PrefixStore {
 }
 
 /// Writes the pages that come, without those that had to go before they were written.
-fn write_all(pages: &Receiver<(PageKey, Vec<u8>)>, fingerprint: &Arc<str>, ledger: &Mutex<Ledger>) {
-    for (key, bytes) in pages {
+fn write_all(
+    pages: &Receiver<(PageKey, StoredPage)>,
+    fingerprint: &Arc<str>,
+    ledger: &Mutex<Ledger>,
+) {
+    for (key, page) in pages {
         let place = (Arc::clone(fingerprint), key);
         let is_kept = || lock(ledger).bytes_of(&place).is_some();
         if !is_kept() {
             continue;
         }
         let path = lock(ledger).path(&place);
-        let written = write(&path, &bytes);
+        let written = write(&path, &encode(&page));
         if written.is_err() {
             // The page may be stored again when the disk has room.
             lock(ledger).forget(&place);
@@ -180,6 +183,13 @@ fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
         let _ = fs::remove_file(&temporary);
     }
     written
+}
+
+/// The length of an encoded page.
+fn encoded_bytes(page: &StoredPage) -> u64 {
+    let parts = || page.windows.iter().chain([&page.state]);
+    let head = MAGIC.len() + 2 * size_of::<u32>() + size_of::<u64>() * parts().count();
+    (head + parts().flatten().map(Vec::len).sum::<usize>() + HASH_BYTES) as u64
 }
 
 /// Magic, prefill tokens, the length of each part plus 1 or 0, the parts, the hash of it all.
@@ -268,7 +278,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
         for number in 0..3 {
-            store.save(key(number), &page(number as u8, 100));
+            store.save(key(number), page(number as u8, 100));
             assert_eq!(load(&store, &key(number)), Some(page(number as u8, 100)));
         }
         assert_eq!(store.load(&key(9)), None);
@@ -297,11 +307,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = PrefixStore::open(folder.path(), "model", 3500).unwrap();
         for number in 0..3 {
-            store.save(key(number), &page(1, 1000));
+            store.save(key(number), page(1, 1000));
             load(&store, &key(number)).unwrap();
         }
         store.load(&key(0)).unwrap();
-        store.save(key(3), &page(1, 1000));
+        store.save(key(3), page(1, 1000));
         load(&store, &key(3)).unwrap();
         let there: Vec<bool> = (0..4).map(|number| store.contains(&key(number))).collect();
         assert_eq!(there, [true, false, true, true]);
@@ -314,7 +324,7 @@ mod tests {
         let open = |model| PrefixStore::open(folder.path(), model, 3500).unwrap();
         let (a, b) = (open("a"), open("b"));
         for (store, number) in [(&a, 0), (&b, 1), (&a, 2), (&b, 3)] {
-            store.save(key(number), &page(1, 1000));
+            store.save(key(number), page(1, 1000));
             load(store, &key(number)).unwrap();
         }
         assert!(!a.contains(&key(0)) && a.contains(&key(2)));
@@ -339,7 +349,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = PrefixStore::open(folder.path(), "model", 3500).unwrap();
         for number in 0..60 {
-            store.save(key(number), &page(1, 1000));
+            store.save(key(number), page(1, 1000));
         }
         let last = (0..60).rev().find(|&number| store.contains(&key(number))).unwrap();
         assert!(load(&store, &key(last)).is_some());
@@ -369,7 +379,7 @@ mod tests {
         let store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
         // Its place is taken by a folder, as if the disk refused it.
         fs::create_dir(path(&store, &key(1))).unwrap();
-        store.save(key(1), &page(1, 10));
+        store.save(key(1), page(1, 10));
         let start = Instant::now();
         while store.contains(&key(1)) {
             assert!(start.elapsed() < Duration::from_secs(10));
@@ -377,7 +387,7 @@ mod tests {
         }
         assert_eq!(store.ledger().bytes(), 0);
         fs::remove_dir(path(&store, &key(1))).unwrap();
-        store.save(key(1), &page(1, 10));
+        store.save(key(1), page(1, 10));
         assert!(load(&store, &key(1)).is_some());
     }
 }

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
-use std::time::Instant;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
 use bodkin_backend::{
     ExpertTimes, Model, RowOutput, SamplingParams, Span, StateBlock, Step, Transfer,
@@ -20,14 +20,22 @@ use crate::nonfinite;
 use crate::pages::{Copies, FullPage};
 use crate::prefix_store::{PrefixStore, StoredPage};
 use crate::request::Finish;
+use crate::restore::Restorer;
 use crate::scheduler::{OutputRow, ScheduledStep, Scheduler};
 use crate::stats::{ExpertReport, Status, WeightReads};
 use crate::tokenizer::Tokenizer;
 
+/// How long an idle worker waits before it looks for cancelled requests among those whose pages are
+/// read from disk.
+const RESTORING_WAIT: Duration = Duration::from_millis(10);
+
 /// A message from a client to the worker.
 pub(crate) enum Message {
-    /// Runs a request for `prompt`, up to `max_tokens` tokens of both.
-    Submit { client: Box<Client>, prompt: Vec<u32>, max_tokens: usize },
+    /// Runs a request for `prompt`, up to `max_tokens` tokens of both. Pages that are read for it
+    /// are told of through `messages`.
+    Submit { client: Box<Client>, prompt: Vec<u32>, max_tokens: usize, messages: Sender<Message> },
+    /// A page of a request was read from disk, or there are no more of it.
+    Restored,
     /// Times the next step, and replies with what the model tells of its experts.
     ExpertStats(Sender<ExpertReport>),
 }
@@ -46,8 +54,8 @@ pub(crate) struct Worker {
     reports: Vec<Sender<ExpertReport>>,
     /// How the model samples each output row; none where the request's own sampler does.
     params: Vec<Option<SamplingParams>>,
-    /// The disk cache of prefixes, if there is one.
-    store: Option<PrefixStore>,
+    /// The disk cache of prefixes, if there is one, and what reads it.
+    store: Option<(Arc<PrefixStore>, Restorer)>,
 }
 
 impl Worker {
@@ -56,7 +64,7 @@ impl Worker {
         scheduler: Scheduler<Box<Client>>,
         tokenizer: Arc<Tokenizer>,
         status: Arc<Status>,
-        store: Option<PrefixStore>,
+        store: Option<(Arc<PrefixStore>, Restorer)>,
     ) -> Worker {
         status.stats().total_pages = model.limits().pages.clone();
         let weight_reads = WeightReads::of(model.plan());
@@ -91,9 +99,10 @@ impl Worker {
         let inbox = self.inbox.drain(..).chain(messages.try_iter());
         let submitted = inbox.filter_map(|message| match message {
             Message::Submit { client, .. } => Some(client),
-            Message::ExpertStats(_) => None,
+            Message::Restored | Message::ExpertStats(_) => None,
         });
-        for client in self.scheduler.drain().chain(submitted) {
+        let restoring = self.store.iter_mut().flat_map(|(_, restorer)| restorer.drain());
+        for client in self.scheduler.drain().chain(restoring).chain(submitted) {
             client.fail(Error::Failed(cause.clone()));
         }
         self.publish();
@@ -106,17 +115,27 @@ impl Worker {
             }
             if self.scheduler.is_idle() {
                 self.report_experts(0);
-                match messages.recv() {
+                // Requests whose pages are read can be cancelled.
+                let limit = if self.restoring() > 0 { RESTORING_WAIT } else { Duration::MAX };
+                match messages.recv_timeout(limit) {
                     Ok(message) => self.take(message)?,
-                    Err(_) => return Ok(()),
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             }
             messages.try_iter().try_for_each(|message| self.take(message))?;
             for task in self.scheduler.remove(|client| client.is_cancelled()) {
                 task.owner.finish(Finish::Cancelled);
             }
+            if let Some((_, restorer)) = &mut self.store {
+                let cancelled = restorer.take_cancelled().into_iter();
+                cancelled.for_each(|client| client.finish(Finish::Cancelled));
+            }
             self.scheduler.schedule(&mut self.step, |client| client.is_model_sampled());
             if let Some(index) = self.step.impossible {
+                if self.release_restored() {
+                    continue;
+                }
                 let task = self.scheduler.discard(index);
                 task.owner.fail(Error::OutOfPages { tokens: task.tokens.len() });
             }
@@ -138,14 +157,13 @@ impl Worker {
 
     fn take(&mut self, message: Message) -> Result<()> {
         match message {
-            Message::Submit { client, prompt, max_tokens } => {
-                // First of all, so that the request ends with the cause if the model fails.
-                let scores_prompt = client.scores_prompt();
-                self.scheduler.submit(client, prompt.clone(), max_tokens, scores_prompt);
-                if !scores_prompt {
-                    self.restore(&prompt)?;
+            Message::Submit { client, prompt, max_tokens, messages } => {
+                match client.scores_prompt() {
+                    true => self.submit(client, prompt, max_tokens),
+                    false => self.restore_and_submit(client, prompt, max_tokens, messages),
                 }
             }
+            Message::Restored => self.take_restored()?,
             Message::ExpertStats(reply) if self.model.plan().routed_layers().is_empty() => {
                 // No step is worth timing. The client may have stopped waiting for the reply.
                 let _ = reply.send(ExpertReport::default());
@@ -169,33 +187,81 @@ impl Worker {
         }
     }
 
-    /// Reads the pages of a prompt from disk that are not in memory.
-    fn restore(&mut self, prompt: &[u32]) -> Result<()> {
-        let Some(store) = &mut self.store else { return Ok(()) };
+    fn submit(&mut self, client: Box<Client>, prompt: Vec<u32>, max_tokens: usize) {
+        let scores_prompt = client.scores_prompt();
+        self.scheduler.submit(client, prompt, max_tokens, scores_prompt);
+    }
+
+    /// Submits a request, behind its pages that are on disk and not in memory.
+    fn restore_and_submit(
+        &mut self,
+        client: Box<Client>,
+        prompt: Vec<u32>,
+        max_tokens: usize,
+        messages: Sender<Message>,
+    ) {
+        let Some((store, restorer)) = &mut self.store else {
+            return self.submit(client, prompt, max_tokens);
+        };
         let pages = self.scheduler.pages_mut();
-        let mut held = pages.hold_prefix(prompt);
-        let mut result = Ok(());
-        while result.is_ok() {
-            let Some(key) = pages.next_missing(&held, prompt) else { break };
-            let Some(page) = store.load(&key) else { break };
-            let Some(blocks) = pages.restore(&mut held, prompt, &page) else { break };
+        let held = pages.hold_prefix(&prompt);
+        if pages.next_missing(&held, &prompt).is_some_and(|key| store.contains(&key)) {
+            restorer.start(client, (prompt, held), max_tokens, messages);
+        } else {
+            pages.release_prefix(held);
+            self.submit(client, prompt, max_tokens);
+        }
+    }
+
+    /// Takes the page that was read, or submits the request that has all of its pages.
+    fn take_restored(&mut self) -> Result<()> {
+        let Some((_, restorer)) = &mut self.store else { return Ok(()) };
+        let pages = self.scheduler.pages_mut();
+        let (found, request) = restorer.next();
+        if let Some(page) = found {
+            if request.is_stopped() {
+                return Ok(());
+            }
+            let Some(blocks) = pages.restore(&mut request.held, &request.prompt, &page) else {
+                // Pages behind it would have no memory either.
+                request.stop();
+                return Ok(());
+            };
             for to in blocks {
                 let bytes = match to {
                     StateBlock::Page { window_index, .. } => page.windows[window_index].as_deref(),
                     StateBlock::StateSlot(_) => page.state.as_deref(),
                 };
                 let from = bytes.expect("blocks are of what the page has");
-                result = result
-                    .and_then(|_| self.model.transfer(Transfer::Write { from, to }).map(drop));
+                self.model.transfer(Transfer::Write { from, to })?;
             }
+            return Ok(());
         }
-        pages.release_prefix(held);
-        Ok(result?)
+        let request = restorer.pop().expect("the request of the message");
+        pages.release_prefix(request.held);
+        if let Some(client) = request.client {
+            self.submit(client, request.prompt, request.max_tokens);
+        }
+        Ok(())
+    }
+
+    /// Requests whose pages are read.
+    fn restoring(&self) -> usize {
+        self.store.as_ref().map_or(0, |(_, restorer)| restorer.waiting())
+    }
+
+    /// Frees the memory of requests whose pages are read, if there is any.
+    fn release_restored(&mut self) -> bool {
+        let Some((_, restorer)) = &mut self.store else { return false };
+        let held = restorer.take_held();
+        let has_any = !held.is_empty();
+        held.into_iter().for_each(|held| self.scheduler.pages_mut().release_prefix(held));
+        has_any
     }
 
     /// Writes the full pages of a running request to disk that are not there.
     fn save(&mut self, index: usize) -> Result<()> {
-        let Some(store) = &mut self.store else { return Ok(()) };
+        let Some((store, _)) = &self.store else { return Ok(()) };
         for FullPage { key, prefill, windows, state } in self.scheduler.full_pages(index) {
             if store.contains(&key) {
                 continue;
@@ -207,7 +273,7 @@ impl Worker {
                 Ok(Some(to))
             };
             let windows = windows.into_iter().map(&mut read).collect::<Result<_>>()?;
-            store.save(key, &StoredPage { prefill, windows, state: read(state)? });
+            store.save(key, StoredPage { prefill, windows, state: read(state)? });
         }
         Ok(())
     }
@@ -354,6 +420,7 @@ impl Worker {
         let mut stats = self.status.stats();
         let (scheduler, pages) = (&self.scheduler, self.scheduler.pages());
         (stats.running, stats.waiting) = scheduler.counts();
+        stats.waiting += self.restoring();
         (stats.free_pages, stats.cached_pages) = (pages.free_pages(), pages.cached_pages());
         stats.preemptions = scheduler.preemptions();
     }

@@ -3,7 +3,8 @@
 //! to the others.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use bodkin_backend::Limits;
 use bodkin_engine::{Engine, Error, Event, Events, Finish, PrefixStore, Request, SamplerOptions};
@@ -286,6 +287,22 @@ fn prefill_is_reported_and_the_context_is_named() {
     assert_eq!((tokens.len(), end.unwrap()), (tiny::OPTIONS.context - 40, Finish::Context));
 }
 
+/// Waits until as many pages are written, and returns their paths.
+fn wait_for_pages(folder: &Path, count: usize) -> Vec<PathBuf> {
+    let start = Instant::now();
+    loop {
+        let files = std::fs::read_dir(folder.join("model")).unwrap();
+        let paths = files.map(|entry| entry.unwrap().path());
+        let is_page = |path: &PathBuf| path.extension().is_some_and(|end| end == "page");
+        let pages: Vec<PathBuf> = paths.filter(is_page).collect();
+        if pages.len() >= count {
+            return pages;
+        }
+        assert!(start.elapsed().as_secs() < 10, "{count} full pages are written");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// A prompt is not computed again after a restart: with windows, and with recurrent state, which
 /// goes on from a checkpoint.
 #[test]
@@ -299,18 +316,36 @@ fn prompts_are_found_on_disk_after_a_restart() {
         let folder = tempfile::tempdir().unwrap();
         let first = request(7, 70, 5);
         let (wanted, _) = run(&open_stored(file(), folder.path()), first.clone());
-        let pages = || {
-            let files = std::fs::read_dir(folder.path().join("model")).unwrap();
-            let paths = files.map(|entry| entry.unwrap().path());
-            paths.filter(|path| path.extension().is_some_and(|end| end == "page")).count()
-        };
-        let start = std::time::Instant::now();
-        while pages() < 2 {
-            assert!(start.elapsed().as_secs() < 10, "two full pages are written");
-            std::thread::sleep(std::time::Duration::from_millis(5));
-        }
+        wait_for_pages(folder.path(), 2);
         let engine = open_stored(file(), folder.path());
         let (tokens, end) = collect_all(engine.submit(first).unwrap());
         assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 64)));
     }
+}
+
+/// A disk that does not answer holds up the request whose pages it has, and no other one. Pages are
+/// pipes here, which are read when something is written to them.
+#[cfg(unix)]
+#[test]
+fn nobody_waits_for_the_disk_of_another_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let (first, other) = (request(7, 70, 5), request(11, 20, 10));
+    let (wanted, _) = run(&open_stored(hybrid_file(), folder.path()), first.clone());
+    for page in wait_for_pages(folder.path(), 2) {
+        std::fs::remove_file(&page).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&page).status().unwrap().success());
+    }
+    let engine = open_stored(hybrid_file(), folder.path());
+    let (waits, is_cancelled) = (engine.submit(first.clone()), engine.submit(first));
+    let is_cancelled = is_cancelled.unwrap();
+    assert_eq!(run(&engine, other).1.unwrap(), Finish::Length);
+    assert_eq!((engine.stats().running, engine.stats().waiting), (0, 2));
+    is_cancelled.canceller().cancel();
+    assert_eq!(collect(is_cancelled).1.unwrap(), Finish::Cancelled);
+    // What comes is no page, so the prompt is computed.
+    for page in wait_for_pages(folder.path(), 1) {
+        std::thread::spawn(move || std::fs::write(page, b"no page"));
+    }
+    let (tokens, end) = collect_all(waits.unwrap());
+    assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 0)));
 }

@@ -7,8 +7,18 @@ use super::{Pages, Sequence};
 use crate::prefix_store::{PageKey, StoredPage, page_key};
 
 /// The known pages of a prompt, which stay in memory while pages behind them are restored.
+#[derive(Default)]
 pub(crate) struct HeldPrefix {
     path: Vec<NodeId>,
+    /// The pages of these nodes that are held, with their windows.
+    pages: Vec<(NodeId, usize)>,
+}
+
+impl HeldPrefix {
+    /// Full pages of the prompt that it has.
+    pub(crate) fn len(&self) -> usize {
+        self.path.len()
+    }
 }
 
 /// A full page of a sequence.
@@ -22,28 +32,31 @@ pub(crate) struct FullPage {
 impl Pages {
     /// Holds what is known of a prompt until [`Pages::release_prefix`].
     pub(crate) fn hold_prefix(&mut self, prompt: &[u32]) -> HeldPrefix {
-        let path = self.find(prompt, prompt.len()).path;
-        for &node in &path {
-            self.tree.enter(node);
-            for window in 0..self.windows.len() {
-                if self.tree.page(node, window).is_some() {
-                    self.tree.use_page(node, window);
-                }
+        let mut held = HeldPrefix::default();
+        for node in self.find(prompt, prompt.len()).path {
+            self.hold(&mut held, node);
+        }
+        held
+    }
+
+    /// Holds a node, and the pages that it has.
+    fn hold(&mut self, held: &mut HeldPrefix, node: NodeId) {
+        self.tree.enter(node);
+        held.path.push(node);
+        for window in 0..self.windows.len() {
+            if self.tree.page(node, window).is_some() {
+                self.tree.use_page(node, window);
+                held.pages.push((node, window));
             }
         }
-        HeldPrefix { path }
     }
 
     /// Ends what [`Pages::hold_prefix`] began. All pages are released as one use: a page is never
     /// older than one behind it.
     pub(crate) fn release_prefix(&mut self, held: HeldPrefix) {
         self.tree.tick();
-        for &node in &held.path {
-            for window in 0..self.windows.len() {
-                if self.tree.page(node, window).is_some() {
-                    self.tree.release_page(node, window, &mut self.free);
-                }
-            }
+        for (node, window) in held.pages {
+            self.tree.release_page(node, window, &mut self.free);
         }
         held.path.iter().rev().for_each(|&node| self.tree.leave(node, &mut self.free));
     }
@@ -55,8 +68,8 @@ impl Pages {
         Some(page_key(&self.tree.key(parent), tokens))
     }
 
-    /// Takes memory for that page. Returns the blocks to write, for each window that has it and
-    /// for the recurrent state; none if memory is short.
+    /// Takes memory for what is not there of that page. Returns the blocks to write, for each
+    /// window that has it and for the recurrent state; none if memory is short.
     pub(crate) fn restore(
         &mut self,
         held: &mut HeldPrefix,
@@ -64,28 +77,37 @@ impl Pages {
         page: &StoredPage,
     ) -> Option<Vec<StateBlock>> {
         let tokens = missing_tokens(held, prompt)?;
-        let has_window = |i: usize| page.windows.get(i).is_some_and(Option::is_some);
-        let windows: Vec<usize> = (0..self.windows.len()).filter(|&i| has_window(i)).collect();
+        let parent = held.path.last().copied().unwrap_or(ROOT);
+        let prefill = page.prefill as usize;
+        // A request may have computed it meanwhile.
+        let found = self.tree.child(parent, tokens, prefill);
+        let is_missing = |&i: &usize| {
+            let is_stored = page.windows.get(i).is_some_and(Option::is_some);
+            is_stored && found.is_none_or(|node| self.tree.page(node, i).is_none())
+        };
+        let windows: Vec<usize> = (0..self.windows.len()).filter(is_missing).collect();
         if windows.iter().any(|&i| self.available(i) == 0) {
             return None;
         }
         self.tree.tick();
-        let parent = held.path.last().copied().unwrap_or(ROOT);
-        let node = self.tree.insert(parent, tokens, page.prefill as usize);
-        self.tree.enter(node);
-        held.path.push(node);
+        let node = found.unwrap_or_else(|| self.tree.insert(parent, tokens, prefill));
+        self.hold(held, node);
         let mut blocks = Vec::new();
         for window_index in windows {
             let page = self.take_pages(window_index, 1).next().expect("as checked");
             self.tree.put_page(node, window_index, page);
+            held.pages.push((node, window_index));
             blocks.push(StateBlock::Page { window_index, page });
         }
         if page.state.is_some()
             && self.has_states
+            && self.tree.checkpoint(node).is_none()
             && let Some(slot) = self.take_state_slot(None)
         {
-            self.tree.put_checkpoint(node, slot);
-            blocks.push(StateBlock::StateSlot(slot));
+            match self.tree.put_checkpoint(node, slot) {
+                Some(slot) => self.free.state_slots.push(slot),
+                None => blocks.push(StateBlock::StateSlot(slot)),
+            }
         }
         Some(blocks)
     }
@@ -111,6 +133,6 @@ impl Pages {
 
 /// The tokens of the first full page behind what is held; at least one token is left to compute.
 fn missing_tokens<'a>(held: &HeldPrefix, prompt: &'a [u32]) -> Option<&'a [u32]> {
-    let start = held.path.len() * PAGE_TOKENS;
+    let start = held.len() * PAGE_TOKENS;
     prompt[..prompt.len().saturating_sub(1)].get(start..start + PAGE_TOKENS)
 }

@@ -1,0 +1,154 @@
+//! Requests whose prompt begins with pages that are on disk: a thread of its own reads these, so that
+//! no running request waits for the disk, and the model's thread takes them one by one.
+
+use std::collections::VecDeque;
+use std::io::Result;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+use bodkin_backend::PAGE_TOKENS;
+
+use crate::client::Client;
+use crate::pages::HeldPrefix;
+use crate::prefix_store::{PageKey, PrefixStore, StoredPage, page_key};
+use crate::worker::Message;
+
+/// Pages that were read and are not taken yet.
+const READ_AHEAD: usize = 2;
+
+/// A page of the request that waits longest; none behind its last one.
+pub(crate) type Found = Option<StoredPage>;
+
+/// A request until its pages are read.
+pub(crate) struct Restoring {
+    /// None once it was cancelled.
+    pub(crate) client: Option<Box<Client>>,
+    pub(crate) prompt: Vec<u32>,
+    /// Those of its pages that are in memory.
+    pub(crate) held: HeldPrefix,
+    pub(crate) max_tokens: usize,
+    /// Set when no further page is wanted.
+    stop: Arc<AtomicBool>,
+}
+
+/// What the thread reads for a request.
+struct Job {
+    prompt: Vec<u32>,
+    /// Full pages of the prompt that are in memory.
+    known: usize,
+    stop: Arc<AtomicBool>,
+    /// Tells the worker of each page, and of the end.
+    messages: Sender<Message>,
+}
+
+/// The requests that wait, and the thread that reads for them in their order.
+pub(crate) struct Restorer {
+    requests: VecDeque<Restoring>,
+    jobs: Sender<Job>,
+    found: Receiver<Found>,
+}
+
+impl Restorer {
+    pub(crate) fn new(store: Arc<PrefixStore>) -> Result<Restorer> {
+        let (jobs, receiver) = channel();
+        let (sender, found) = sync_channel(READ_AHEAD);
+        let thread = std::thread::Builder::new().name("bodkin-restore".to_owned());
+        thread.spawn(move || read_all(&store, &receiver, &sender))?;
+        Ok(Restorer { requests: VecDeque::new(), jobs, found })
+    }
+
+    /// Reads the pages of a request behind those that are in memory.
+    pub(crate) fn start(
+        &mut self,
+        client: Box<Client>,
+        (prompt, held): (Vec<u32>, HeldPrefix),
+        max_tokens: usize,
+        messages: Sender<Message>,
+    ) {
+        let (stop, known) = (Arc::new(AtomicBool::new(false)), held.len());
+        let job = Job { prompt: prompt.clone(), known, stop: Arc::clone(&stop), messages };
+        self.jobs.send(job).expect("the thread reads until the restorer drops");
+        let client = Some(client);
+        self.requests.push_back(Restoring { client, prompt, held, max_tokens, stop });
+    }
+
+    /// The page, or the end of pages, that a message has told of, and the request it is for.
+    pub(crate) fn next(&mut self) -> (Found, &mut Restoring) {
+        let found = self.found.recv().expect("a message comes behind what it tells of");
+        (found, self.requests.front_mut().expect("a request for each job"))
+    }
+
+    /// Ends the request that waits longest.
+    pub(crate) fn pop(&mut self) -> Option<Restoring> {
+        self.requests.pop_front()
+    }
+
+    /// The clients that have cancelled their requests.
+    pub(crate) fn take_cancelled(&mut self) -> Vec<Box<Client>> {
+        let take = |request: &mut Restoring| {
+            let client = request.client.take_if(|client| client.is_cancelled())?;
+            request.stop();
+            Some(client)
+        };
+        self.requests.iter_mut().filter_map(take).collect()
+    }
+
+    /// What all requests hold; they go on without further pages.
+    pub(crate) fn take_held(&mut self) -> Vec<HeldPrefix> {
+        let take = |request: &mut Restoring| {
+            request.stop();
+            std::mem::take(&mut request.held)
+        };
+        self.requests.iter_mut().map(take).filter(|held| held.len() > 0).collect()
+    }
+
+    /// All clients, because the model has failed.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Box<Client>> {
+        self.requests.drain(..).filter_map(|request| request.client)
+    }
+
+    /// Requests that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.requests.iter().filter(|request| request.client.is_some()).count()
+    }
+}
+
+impl Restoring {
+    /// No further page is read.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Relaxed)
+    }
+}
+
+/// Reads the pages of each job up to the first that is not stored.
+fn read_all(store: &PrefixStore, jobs: &Receiver<Job>, found: &SyncSender<Found>) {
+    for job in jobs {
+        let mut key = PageKey::default();
+        // At least one token is left to compute.
+        let pages = job.prompt[..job.prompt.len().saturating_sub(1)].chunks_exact(PAGE_TOKENS);
+        for (i, tokens) in pages.enumerate() {
+            key = page_key(&key, tokens);
+            if i < job.known {
+                continue;
+            }
+            let page = if job.stop.load(Relaxed) { None } else { store.load(&key) };
+            let Some(page) = page else { break };
+            if !tell(&job, found, Some(page)) {
+                return;
+            }
+        }
+        if !tell(&job, found, None) {
+            return;
+        }
+    }
+}
+
+/// Whether the worker still takes what is found.
+fn tell(job: &Job, found: &SyncSender<Found>, page: Found) -> bool {
+    found.send(page).is_ok() && job.messages.send(Message::Restored).is_ok()
+}
