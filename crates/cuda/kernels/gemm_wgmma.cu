@@ -130,10 +130,10 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
         wgmma_commit();
     }
 
-    // Waits for a chunk's products, and adds up a finished slice, or stores it for `add_slices`.
-    __device__ __forceinline__ void finish(const Gemm &m, bool is_last) {
-        wgmma_wait<0>();
+    // Behind the last chunk of a slice: adds up its sums, or stores them for `add_slices`.
+    __device__ __forceinline__ void end_chunk(const Gemm &m, bool is_last) {
         if (--chunks_left > 0 && !is_last) return;
+        wgmma_wait<0>();
         chunks_left = m.matmul.slice_chunks;
         if (!m.slice_sums) {
 #pragma unroll
@@ -147,7 +147,8 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
         }
     }
 
-    // Main loop: the next chunk's weights are unpacked while a chunk is multiplied.
+    // Main loop: a chunk's products are issued while those of the one before run, so that the tensor
+    // cores do not wait; then that one's registers take the next chunk's weights.
     __device__ __forceinline__ void all(const Gemm &m, const ChunkRange &range, SharedMemory<LAYOUT, WIDTH> &shared) {
         const Matmul &p = m.matmul;
         slice = range.first / p.slice_chunks;
@@ -156,22 +157,28 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
         for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
         Fragment even[4], odd[4];
         RingPosition<STAGES> next = {};
+        u32 last = 0;
         mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
         take(shared, next.slot, 0, even);
         for (u32 chunk = 0; chunk < range.count; chunk += STEP) {
             bool has_odd = chunk + 1 < range.count, has_next = chunk + STEP < range.count;
             u32 now = next.slot;
             multiply(p, shared, now, 0, even);
+            wgmma_wait<1>();
+            // The stage before has been multiplied.
+            if (threadIdx.x % 32 == 0 && chunk > 0) mbarrier_arrive(shared_address(&shared.empty[last]));
+            last = now;
             if (has_odd) take(shared, now, 1, odd);
-            finish(m, !has_odd);
-            if (has_odd) multiply(p, shared, now, 1, odd);
+            end_chunk(m, !has_odd);
+            if (!has_odd) break;
+            multiply(p, shared, now, 1, odd);
+            wgmma_wait<1>();
             next.advance();
             if (has_next) {
                 mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
                 take(shared, next.slot, 0, even);
             }
-            if (has_odd) finish(m, !has_next);
-            if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&shared.empty[now]));
+            end_chunk(m, !has_next);
         }
     }
 };

@@ -9,6 +9,7 @@ mod trace;
 
 use std::ffi::{CString, c_int, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use bodkin_backend::{Activity, Error, Interval, Result};
@@ -85,6 +86,8 @@ pub(crate) struct Device {
     /// The most shared memory of a block.
     pub(crate) shared_bytes: usize,
     tracer: trace::Tracer,
+    /// Whether the next kernel starts after all before it, even if it could wait by itself.
+    waits_for_all: AtomicBool,
 }
 
 // SAFETY: the driver's handles may be used from any thread; every use sets the context first.
@@ -156,6 +159,7 @@ impl Device {
             capability,
             shared_bytes: shared,
             tracer: trace::Tracer::default(),
+            waits_for_all: AtomicBool::new(false),
         })
     }
 
@@ -231,6 +235,12 @@ impl Device {
         Ok(())
     }
 
+    /// Lets the next kernel start when all before it are complete. It and those behind it may then
+    /// read what they wrote before they wait for their predecessor.
+    pub(crate) fn wait_for_all(&self) {
+        self.waits_for_all.store(true, Ordering::Relaxed);
+    }
+
     /// Sends a kernel.
     ///
     /// # Safety
@@ -247,7 +257,7 @@ impl Device {
         use sys::CUlaunchAttributeID as Id;
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let mut attributes = Vec::new();
-        if kernel.starts_early {
+        if kernel.starts_early && !self.waits_for_all.swap(false, Ordering::Relaxed) {
             let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
             let id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes.push(attribute(id, value));

@@ -65,11 +65,11 @@ impl CudaModel {
         send: Send<'_>,
     ) -> Result<()> {
         let adjusts = token_rows(rows).any(|(_, params)| params.adjusts_logits());
-        // A recurrent state cannot go back to where it was before a step. The kernels of a step
-        // that is no graph may start before the last kernel of the one before has written their
-        // metadata: all devices have to have finished that.
-        let is_graph = Size::of(batch).is_recorded();
-        let ahead = usize::from(parts[0].plan.states.is_empty() && is_graph);
+        // A recurrent state cannot go back to where it was before a step. Several devices launch
+        // the kernels of steps that are no graphs in turns, and may start them before the last
+        // kernel of the step before has written their metadata.
+        let is_ordered = parts.len() == 1 || Size::of(batch).is_recorded();
+        let ahead = usize::from(parts[0].plan.states.is_empty() && is_ordered);
         let mut events = VecDeque::new();
         let mut launched = 0;
         for seen in 0..steps {
