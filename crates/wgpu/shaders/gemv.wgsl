@@ -1,18 +1,22 @@
-// Matmuls of few rows: a workgroup computes ROWS rows of the weight for TOKENS rows of the list.
+// Matmuls of few rows: a workgroup has TEAMS teams of THREADS threads, each of which computes ROWS rows
+// of the weight for TOKENS rows of the list. Teams read the same input rows, from the nearest cache.
 // The sum of a product has the same order whatever is beside it: each thread adds its chunks, then
 // the threads are added, ROUND_ROWS rows at once.
 
-@compute @workgroup_size(THREADS)
+@compute @workgroup_size(ALL_THREADS)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
     @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
+    @builtin(local_invocation_index) index: u32,
 ) {
-    let first = linear_id(id, groups) * ROWS;
+    let begin = linear_id(id, groups) * ROWS * TEAMS;
     let rows = param(PART_ROWS);
-    if first >= rows {
+    if begin >= rows {
         return;
     }
+    let team = index / THREADS;
+    let thread = index % THREADS;
+    let first = begin + ROWS * team;
     let chunks = row_chunks();
     //@ for g ROUNDS
     //@ for r ROUND_ROWS
@@ -38,9 +42,10 @@ fn main(
     //@ end
     //@ end
     // Some threads finish two sums each; what they need for that is on its way meanwhile.
-    let n = thread % TOKENS;
-    let i_end = first + 2u * (thread / TOKENS);
-    let finishes = thread / TOKENS < ROWS / 2u && n < count && i_end < rows;
+    let n = index % TOKENS;
+    let r_end = 2u * (index / TOKENS);
+    let i_end = begin + r_end;
+    let finishes = r_end < ROWS * TEAMS && n < count && i_end < rows;
     var out_row = 0u;
     var end = Finish();
     if finishes {
@@ -82,14 +87,20 @@ fn main(
     //@ for g ROUNDS
     //@ for r ROUND_ROWS
     //@ for n TOKENS
-    put(TOKENS * {r}u + {n}u, thread, sum{g}_{r}_{n});
+    put(TOKENS * (ROUND_ROWS * team + {r}u) + {n}u, thread, sum{g}_{r}_{n});
     //@ end
     //@ end
-    add_up(thread, {g}u);
+    add_up(index, {g}u);
     //@ end
     if finishes {
-        let r = 2u * (thread / TOKENS);
-        let sums = vec2(sum_of(TOKENS * r + n), sum_of(TOKENS * (r + 1u) + n));
+        let sums = vec2(sum_of(sum_place(r_end, n)), sum_of(sum_place(r_end + 1u, n)));
         finish(i_end, out_row, sums, end);
     }
+}
+
+// Where the sum of row `r` of the workgroup's and row `n` of the list is.
+fn sum_place(r: u32, n: u32) -> u32 {
+    let row = r % ROWS;
+    let in_round = ROUND_ROWS * (r / ROWS) + row % ROUND_ROWS;
+    return SUMS * (row / ROUND_ROWS) + TOKENS * in_round + n;
 }

@@ -1,4 +1,4 @@
-// ROUNDS times SUMS sums over the THREADS of a workgroup, SUMS of them at once: sixteen threads are
+// ROUNDS times SUMS sums over THREADS threads, SUMS of them at once: sixteen threads are
 // added in order, then four of their sums at a time.
 
 const PARTS: u32 = THREADS / 16u;
@@ -12,10 +12,10 @@ fn put(i: u32, thread: u32, value: f32) {
     partial[17u * PARTS * i + 17u * (thread / 16u) + thread % 16u] = value;
 }
 
-// Called by all threads between `put` and the `put` of the next round or `sum_of`.
-fn add_up(thread: u32, round: u32) {
+// Called by all threads of the workgroup between `put` and the `put` of the next round or `sum_of`.
+fn add_up(index: u32, round: u32) {
     workgroupBarrier();
-    for (var q = thread; q < PARTS * SUMS; q += THREADS) {
+    for (var q = index; q < PARTS * SUMS; q += ALL_THREADS) {
         var sum = 0.0;
         for (var i = 0u; i < 16u; i++) {
             sum += partial[17u * q + i];

@@ -11,7 +11,7 @@ pub(crate) const COOPERATIVE: wgpu::Features = wgpu::Features::EXPERIMENTAL_COOP
     .union(wgpu::Features::SUBGROUP);
 /// Threads of a subgroup that they are written for, and the most bytes of shared memory.
 const COOPERATIVE_SUBGROUP: u32 = 32;
-pub(crate) const COOPERATIVE_SHARED_BYTES: u32 = 32 << 10;
+pub(crate) const COOPERATIVE_SHARED_BYTES: u32 = 44 << 10;
 
 /// The memory of an adapter, as its driver tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

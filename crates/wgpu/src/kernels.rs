@@ -4,7 +4,7 @@
 mod tests;
 
 use crate::layout::{LARGEST_SCALE, Layout, word_vectors};
-use crate::lower::{EXPERT_ROWS, gemv_shape, result_rows, weight_tile};
+use crate::lower::{EXPERT_ROWS, GemvShape, gemv_shape, result_rows, weight_tile};
 use crate::program::{Activations, Epilogue, Inputs, Kernel, KvDtype, Matmul};
 use crate::unroll::unrolled;
 
@@ -104,18 +104,20 @@ fn text(parts: &[&str], constants: &[(&str, usize)]) -> String {
 const MOST_PARTS: usize = 2048;
 
 fn gemv(m: Matmul, tokens: usize, activations: Activations) -> String {
-    let (threads, rows) = gemv_shape(m.layout, tokens);
+    let GemvShape { threads, teams, rows } = gemv_shape(m.layout, tokens);
     // The parts of the sums of a round take at most 9 KB of shared memory.
-    let rounds = (threads * rows * tokens).div_ceil(MOST_PARTS);
+    let rounds = (threads * teams * rows * tokens).div_ceil(MOST_PARTS);
     let constants = [
         ("QUADS", m.layout.chunk_quads()),
         ("WORD_VECTORS", word_vectors(m.layout.chunk_quads())),
         ("THREADS", threads),
+        ("TEAMS", teams),
+        ("ALL_THREADS", threads * teams),
         ("ROWS", rows),
         ("TOKENS", tokens),
         ("ROUNDS", rounds),
         ("ROUND_ROWS", rows / rounds),
-        ("SUMS", rows * tokens / rounds),
+        ("SUMS", teams * rows * tokens / rounds),
         // The first row of a list is in the header.
         ("ALONE", usize::from(tokens == 1)),
         ("SEVERAL", usize::from(tokens != 1)),
@@ -125,17 +127,21 @@ fn gemv(m: Matmul, tokens: usize, activations: Activations) -> String {
     text(&[&operands, &epilogue(m.epilogue), SUMS, own], &constants)
 }
 
-/// Of a tile's columns in shared memory, each of 256 threads brings a few vectors of four.
+/// Of a tile's columns in shared memory, each of 256 threads brings a few vectors of four: of large
+/// tiles a whole chunk of eight, which takes two groups of columns in a step.
 fn gemm_cooperative(m: Matmul, tile: usize) -> String {
     let (w_tile, chunk_quads) = (weight_tile(m, tile), m.layout.chunk_quads());
-    let w_quads = w_tile / 32;
+    let step_groups = if chunk_quads == 8 { 2 } else { 1 };
+    let w_quads = step_groups * w_tile / 32;
     let quads = chunk_quads.min(w_quads);
     let constants = [
         ("QUADS", chunk_quads),
-        // Blocks of 16 rows of a subgroup: of the list, and of the weight.
+        ("STEP_GROUPS", step_groups),
+        // Blocks of 16 columns of a step; of 16 rows of a subgroup: of the list, and of the weight.
+        ("STEP_BLOCKS", 2 * step_groups),
         ("X_BLOCKS", tile / 64),
         ("W_BLOCKS", w_tile / 32),
-        ("X_QUADS", tile / 32),
+        ("X_QUADS", step_groups * tile / 32),
         ("W_QUADS", w_quads),
         ("CHUNK_QUADS", quads),
         ("CHUNKS", w_quads / quads),
@@ -187,6 +193,7 @@ fn experts(layout: Layout, inputs: Inputs, is_gated: bool) -> String {
         ("GATED", usize::from(is_gated)),
         ("QUADS", layout.chunk_quads()),
         ("THREADS", 64),
+        ("ALL_THREADS", 64),
         ("ROWS", EXPERT_ROWS),
         ("SUMS", EXPERT_ROWS),
         ("ROUNDS", 1),

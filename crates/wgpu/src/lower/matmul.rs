@@ -150,8 +150,8 @@ impl Lowering<'_> {
         part: usize,
         (input, list, tokens, lens): (&Input, List, usize, RangeInclusive<usize>),
     ) {
-        let rows_at_once = gemv_shape(matrix.layout, tokens).1;
-        let groups = matrix.parts[part].rows.div_ceil(rows_at_once);
+        let shape = gemv_shape(matrix.layout, tokens);
+        let groups = matrix.parts[part].rows.div_ceil(shape.teams * shape.rows);
         let grid = Grid { groups, depth: Depth::List(list, tokens) };
         let kernel = |matmul| Kernel::Gemv(matmul, tokens);
         self.push_matmul(fused, (matrix, part), (input, list), kernel, (grid, lens));
@@ -326,11 +326,22 @@ pub(crate) fn weight_tile(m: Matmul, tile: usize) -> usize {
     }
 }
 
-/// Threads of a workgroup of the GEMV, and rows of a weight that it computes for some rows of the
-/// step: those that were fastest on an H100. Where a chunk has 16 columns, not 32, a row has twice
-/// the chunks. The threads decide the order of sums: they are the same for any number of rows.
-pub(crate) fn gemv_shape(layout: Layout, tokens: usize) -> (usize, usize) {
+/// How a workgroup of the GEMV divides its work.
+pub(crate) struct GemvShape {
+    /// Threads of a team. They decide the order of sums: they are the same for any number of rows.
+    pub(crate) threads: usize,
+    /// Teams, which have rows of their own and read the same input rows.
+    pub(crate) teams: usize,
+    /// Rows of the weight of a team.
+    pub(crate) rows: usize,
+}
+
+/// The shape that was fastest on an H100 for some rows of the step. Where a chunk has 16 columns, not
+/// 32, a row has twice the chunks.
+pub(crate) fn gemv_shape(layout: Layout, tokens: usize) -> GemvShape {
     let threads = if layout.chunk_quads() == 4 { 128 } else { 64 };
-    let rows = if tokens == 1 { 512 / threads } else { 4 };
-    (threads, rows)
+    if tokens == 1 {
+        return GemvShape { threads, teams: 1, rows: 512 / threads };
+    }
+    GemvShape { threads, teams: 128 / threads, rows: 4 }
 }
