@@ -65,9 +65,9 @@ impl CudaModel {
         send: Send<'_>,
     ) -> Result<()> {
         let adjusts = token_rows(rows).any(|(_, params)| params.adjusts_logits());
-        // A recurrent state cannot go back to where it was before a step. Several devices launch
-        // the kernels of steps that are no graphs in turns, and may start them before the last
-        // kernel of the step before has written their metadata.
+        // A recurrent state cannot go back to where it was before a step. Kernels of a step that is
+        // no graph must not start before the last kernel of the step before has written their
+        // metadata: one device waits for that by itself, several would have to wait for all.
         let is_ordered = parts.len() == 1 || Size::of(batch).is_recorded();
         let ahead = usize::from(parts[0].plan.states.is_empty() && is_ordered);
         let mut events = VecDeque::new();

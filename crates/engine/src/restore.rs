@@ -1,5 +1,5 @@
-//! Requests whose prompt begins with pages that are on disk: a thread of its own reads these, so that
-//! no running request waits for the disk, and the model's thread takes them one by one.
+//! Requests whose prompt begins with pages that are on disk: a thread of its own reads these, so
+//! that no running request waits for the disk, and the model's thread takes them one by one.
 
 use std::collections::VecDeque;
 use std::io::Result;
@@ -12,7 +12,6 @@ use bodkin_backend::PAGE_TOKENS;
 use crate::client::Client;
 use crate::pages::HeldPrefix;
 use crate::prefix_store::{PageKey, PrefixStore, StoredPage, page_key};
-use crate::worker::Message;
 
 /// Pages that were read and are not taken yet.
 const READ_AHEAD: usize = 2;
@@ -38,8 +37,8 @@ struct Job {
     /// Full pages of the prompt that are in memory.
     known: usize,
     stop: Arc<AtomicBool>,
-    /// Tells the worker of each page, and of the end.
-    messages: Sender<Message>,
+    /// Tells the worker of each page, and of the end. Returns whether it still runs.
+    notify: Box<dyn Fn() -> bool + Send>,
 }
 
 /// The requests that wait, and the thread that reads for them in their order.
@@ -64,10 +63,11 @@ impl Restorer {
         client: Box<Client>,
         (prompt, held): (Vec<u32>, HeldPrefix),
         max_tokens: usize,
-        messages: Sender<Message>,
+        notify: impl Fn() -> bool + Send + 'static,
     ) {
+        let notify = Box::new(notify);
         let (stop, known) = (Arc::new(AtomicBool::new(false)), held.len());
-        let job = Job { prompt: prompt.clone(), known, stop: Arc::clone(&stop), messages };
+        let job = Job { prompt: prompt.clone(), known, stop: Arc::clone(&stop), notify };
         self.jobs.send(job).expect("the thread reads until the restorer drops");
         let client = Some(client);
         self.requests.push_back(Restoring { client, prompt, held, max_tokens, stop });
@@ -150,5 +150,5 @@ fn read_all(store: &PrefixStore, jobs: &Receiver<Job>, found: &SyncSender<Found>
 
 /// Whether the worker still takes what is found.
 fn tell(job: &Job, found: &SyncSender<Found>, page: Found) -> bool {
-    found.send(page).is_ok() && job.messages.send(Message::Restored).is_ok()
+    found.send(page).is_ok() && (job.notify)()
 }

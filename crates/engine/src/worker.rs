@@ -31,8 +31,8 @@ const RESTORING_WAIT: Duration = Duration::from_millis(10);
 
 /// A message from a client to the worker.
 pub(crate) enum Message {
-    /// Runs a request for `prompt`, up to `max_tokens` tokens of both. Pages that are read for it
-    /// are told of through `messages`.
+    /// Runs a request for `prompt`, up to `max_tokens` tokens of both. When pages of it are read
+    /// from disk, [`Message::Restored`] comes through `messages`.
     Submit { client: Box<Client>, prompt: Vec<u32>, max_tokens: usize, messages: Sender<Message> },
     /// A page of a request was read from disk, or there are no more of it.
     Restored,
@@ -206,7 +206,8 @@ impl Worker {
         let pages = self.scheduler.pages_mut();
         let held = pages.hold_prefix(&prompt);
         if pages.next_missing(&held, &prompt).is_some_and(|key| store.contains(&key)) {
-            restorer.start(client, (prompt, held), max_tokens, messages);
+            let notify = move || messages.send(Message::Restored).is_ok();
+            restorer.start(client, (prompt, held), max_tokens, notify);
         } else {
             pages.release_prefix(held);
             self.submit(client, prompt, max_tokens);

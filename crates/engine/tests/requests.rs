@@ -287,7 +287,7 @@ fn prefill_is_reported_and_the_context_is_named() {
     assert_eq!((tokens.len(), end.unwrap()), (tiny::OPTIONS.context - 40, Finish::Context));
 }
 
-/// Waits until as many pages are written, and returns their paths.
+/// Waits until `count` pages are written, and returns their paths.
 fn wait_for_pages(folder: &Path, count: usize) -> Vec<PathBuf> {
     let start = Instant::now();
     loop {

@@ -336,8 +336,8 @@ pub(crate) struct GemvShape {
     pub(crate) rows: usize,
 }
 
-/// The shape that was fastest on an H100 for some rows of the step. Where a chunk has 16 columns, not
-/// 32, a row has twice the chunks.
+/// The shape that was fastest on an H100 and an H200 for some rows of the step. Where a chunk has
+/// 16 columns, not 32, a row has twice the chunks.
 pub(crate) fn gemv_shape(layout: Layout, tokens: usize) -> GemvShape {
     let threads = if layout.chunk_quads() == 4 { 128 } else { 64 };
     if tokens == 1 {
