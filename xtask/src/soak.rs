@@ -1,8 +1,10 @@
-//! `cargo xtask soak`: `bodkin serve` under mixed traffic and faults. At the end the server must be
-//! healthy, hold no pages and no more memory than after its warm-up, answer as a server that does
-//! nothing else, survive `kill -9`, and drain on SIGTERM. Appends a row to a file of results.
+//! `cargo xtask soak`: `bodkin serve` under mixed traffic and faults, also of its machine. At the
+//! end the server must be healthy, hold no pages and no more memory than after its warm-up, answer
+//! as a server that does nothing else, survive `kill -9`, a cut model file and a full disk, and
+//! drain on SIGTERM. Appends a row to a file of results.
 
 mod faults;
+mod machine;
 mod traffic;
 
 use std::collections::BTreeMap;
@@ -19,6 +21,7 @@ use crate::compare::{append, commit, cpu_name, pull, release_binary};
 use crate::serving::client;
 use crate::serving::server::{Server, Setup};
 use faults::FAULTS;
+use machine::Machine;
 use traffic::{Outcome, Random};
 
 const RESULTS: &str = "benches/results/soak.jsonl";
@@ -74,10 +77,26 @@ impl Counts {
     /// Runs one client until the traffic is over.
     fn repeat(&self, mut step: impl FnMut() -> Result<()>) {
         while !self.is_over.load(Relaxed) {
-            if let Err(error) = step() {
-                self.is_over.store(true, Relaxed);
-                self.failure.lock().expect("no panic").get_or_insert(error);
-            }
+            self.end_if_failed(step());
+        }
+    }
+
+    /// Runs a fault that lasts until the traffic is over.
+    fn add(&self, name: &'static str, fault: impl FnOnce() -> Result<u64>) {
+        self.end_if_failed(self.count(name, fault));
+    }
+
+    /// Adds how often a fault was made.
+    fn count(&self, name: &'static str, fault: impl FnOnce() -> Result<u64>) -> Result<()> {
+        let times = fault().with_context(|| format!("fault `{name}`"))?;
+        *self.faults.lock().expect("no panic").entry(name).or_default() += times;
+        Ok(())
+    }
+
+    fn end_if_failed(&self, result: Result<()>) {
+        if let Err(error) = result {
+            self.is_over.store(true, Relaxed);
+            self.failure.lock().expect("no panic").get_or_insert(error);
         }
     }
 }
@@ -85,9 +104,10 @@ impl Counts {
 /// Runs the command.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let binary = release_binary(root, args.binary.as_deref())?;
-    let model = pull(root, &args.model)?;
-    let pages = tempfile::tempdir()?;
-    let start = || {
+    let file = pull(root, &args.model)?;
+    let machine = Machine::new()?;
+    let model = machine.copy_of(&file)?;
+    let start_with = |binary: &Path, pages: &Path| {
         let setup = Setup {
             model: &model,
             streams: args.clients,
@@ -95,33 +115,39 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             context: 1024,
             threads: Some(args.threads),
         };
-        let folder = pages.path().to_string_lossy();
+        let folder = pages.to_string_lossy();
         let more = ["--queue=32", "--max-body=1M", "--drain=300s", "--cache-dir", &folder];
-        Server::bodkin(&binary, &setup, &more.map(str::to_owned))
+        Server::bodkin(binary, &setup, &more.map(str::to_owned))
     };
+    let (program, pages) = (machine.with_clock(&binary)?, machine.folder("pages")?);
+    let start = || start_with(&program, &pages);
     let server = start()?;
     let wanted = canaries(server.address)?;
     let time = Duration::from_secs_f64(args.minutes * 60.0);
     let warm_up = (time / 4).min(Duration::from_secs(300));
     let counts = Counts::default();
-    traffic(server.address, &counts, args, &wanted, warm_up)?;
+    traffic(server.address, &counts, args, (&wanted, &machine), warm_up)?;
     settle(server.address)?;
     let memory = resident_bytes(server.process())?;
     println!("warm: {} MB", memory >> 20);
-    traffic(server.address, &counts, args, &wanted, time - warm_up)?;
+    traffic(server.address, &counts, args, (&wanted, &machine), time - warm_up)?;
     settle(server.address)?;
     let memory_end = resident_bytes(server.process())?;
     ensure!(canaries(server.address)? == wanted, "after the traffic canaries differ");
     println!("at the end: {} MB", memory_end >> 20);
-    let server = killed(server, start)?;
-    ensure!(canaries(server.address)? == wanted, "after kill -9 canaries differ");
+    let server = damaged(killed(server, start)?, &model, &wanted)?;
     let drained = drained(server, args.clients)?;
+    let small = machine.folder("small-disk")?;
+    let server = start_with(&machine.with_full_disk(&binary, &small)?, &small)?;
+    for _ in 0..3 {
+        ensure!(canaries(server.address)? == wanted, "with a full disk canaries differ");
+    }
     let count = |count: &AtomicU64| count.load(Relaxed);
     let row = json!({
         "commit": commit(root)?,
         "cpu": cpu_name(),
         "threads": args.threads,
-        "file": model.file_name().map(|name| name.to_string_lossy().into_owned()),
+        "file": file.file_name().map(|name| name.to_string_lossy().into_owned()),
         "minutes": args.minutes,
         "clients": args.clients,
         "requests": count(&counts.requests),
@@ -132,6 +158,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
         "warm_mb": memory >> 20,
         "end_mb": memory_end >> 20,
         "drained": drained,
+        "at_the_end": ["kill -9", "model cut", "model replaced", "SIGTERM", "full disk"],
     });
     append(&args.output.clone().unwrap_or_else(|| root.join(RESULTS)), &row)?;
     println!("{row}");
@@ -149,7 +176,7 @@ fn traffic(
     address: SocketAddr,
     counts: &Counts,
     args: &Args,
-    wanted: &[Value],
+    (wanted, machine): (&[Value], &Machine),
     time: Duration,
 ) -> Result<()> {
     counts.is_over.store(false, Relaxed);
@@ -164,12 +191,15 @@ fn traffic(
             scope.spawn(move || {
                 counts.repeat(|| {
                     let (name, fault) = FAULTS[random.below(FAULTS.len() as u64) as usize];
-                    fault(address, &mut random).with_context(|| format!("fault `{name}`"))?;
-                    *counts.faults.lock().expect("no panic").entry(name).or_default() += 1;
-                    Ok(())
+                    counts.count(name, || fault(address, &mut random).map(|()| 1))
                 });
             });
         }
+        let is_over = || counts.is_over.load(Relaxed);
+        let idle = move || machine::hold_idle(address, is_over);
+        scope.spawn(move || counts.add("idle connection", idle));
+        let clock = move || machine.turn_clock(is_over);
+        scope.spawn(move || counts.add("clock set back or forth", clock));
         scope.spawn(|| {
             counts.repeat(|| {
                 let (status, time) = client::get(address, "/health")?;
@@ -251,6 +281,20 @@ fn killed(mut server: Server, start: impl Fn() -> Result<Server>) -> Result<Serv
         server.wait(DRAIN)
     })?;
     start()
+}
+
+/// Cuts and replaces the model of a server that has been killed and started again.
+fn damaged(server: Server, model: &Path, wanted: &[Value]) -> Result<Server> {
+    let check = |after: &str| -> Result<()> {
+        ensure!(canaries(server.address)? == wanted, "after {after} canaries differ");
+        Ok(())
+    };
+    check("kill -9")?;
+    machine::cut_model(server.address, model)?;
+    check("the model was cut")?;
+    machine::replace_model(server.address, model)?;
+    check("the model was replaced")?;
+    Ok(server)
 }
 
 /// Sends SIGTERM to a server that streams. Returns how many streams there were: all must end whole.

@@ -119,6 +119,8 @@ impl Shape {
         let hidden = |i| if self.has_experts(i) { experts.hidden as i32 } else { 0 };
         let hidden = (0..self.layers).map(hidden).collect();
         set("feed_forward_length", Value::Array(Array::I32(hidden)));
+        // llama.cpp does not load a Nemotron without it.
+        set("attention.layer_norm_epsilon", Value::F32(1e-5));
         self.insert_mixer(mixer, set);
         self.insert_sharing_experts(experts, set);
         set("expert_shared_count", Value::U32(1));

@@ -122,6 +122,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
+    raise_file_limit();
     let telemetry = Telemetry::start(args.log.as_deref(), args.otlp.as_deref())?;
     let mut load = args.machine.options();
     (load.parallel, load.queue, load.cache_tokens) = (args.parallel, args.queue, args.cache_tokens);
@@ -241,4 +242,15 @@ fn duration(text: &str) -> Result<Duration, String> {
     };
     let seconds = digits.parse::<f64>().map_or(f64::NAN, |n| n * unit);
     Duration::try_from_secs_f64(seconds).map_err(|_| "expected a time such as 30s, 5m or 1h".into())
+}
+
+/// Raises the limit of open files to the highest that the system grants: each connection is a file,
+/// and many systems begin with 1024. Beyond the limit, connections wait.
+fn raise_file_limit() {
+    #[cfg(unix)]
+    {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    }
 }

@@ -1,6 +1,8 @@
 //! Clients that misbehave, keys, TLS, and the end of the server.
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -413,4 +415,16 @@ fn images_are_refused_in_every_interface() {
         let needle = "images need a vision projector (mmproj)";
         assert!(refused.body.contains(needle), "{path}: {refused:?}");
     }
+}
+
+/// Each connection is a file, and many systems begin with 1024 of them.
+#[cfg(unix)]
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -Sn 100 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_bodkin")]);
+    let server = Server::spawn(shell, &[kit(MODEL).to_str().unwrap()]);
+    let idle: Vec<TcpStream> = (0..300).map(|_| server.connect()).collect();
+    assert_eq!(server.get("/v1/models").status, 200);
+    drop(idle);
 }

@@ -72,7 +72,12 @@ impl Server {
 
     /// Starts a server and waits until it listens.
     pub(crate) fn without_waiting(args: &[&str]) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_bodkin"))
+        Server::spawn(Command::new(env!("CARGO_BIN_EXE_bodkin")), args)
+    }
+
+    /// As [`Server::without_waiting`], by a command that runs bodkin with its arguments.
+    pub(crate) fn spawn(mut command: Command, args: &[&str]) -> Server {
+        let mut child = command
             .arg("serve")
             .args(args)
             .args(["--port", "0"])

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, post_head};
+use crate::server::{Server, post_head, read_response};
 
 fn completion(prompt: &[u64], tokens: usize) -> Value {
     json!({
@@ -49,6 +49,11 @@ fn sixty_four_canaries_at_once_are_equal_to_each_alone() {
     assert!(server.metric("bodkin_cached_tokens_total") > 1000.0);
 }
 
+/// Connections, in groups that are open at the same time.
+const CONNECTIONS: u64 = 10_000;
+const AT_ONCE: u64 = 16;
+
+/// Half of the connections break off at a random moment, the others get what they asked for.
 #[test]
 fn connections_that_break_off_leave_no_pages_behind() {
     let server = Server::start(&["--ctx-size", "512", "--parallel", "8", "--queue", "100000"]);
@@ -59,29 +64,37 @@ fn connections_that_break_off_leave_no_pages_behind() {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (state >> 33) % below
     };
-    for _ in 0..300 {
+    for _ in 0..CONNECTIONS / AT_ONCE {
         let mut sockets = Vec::new();
-        for _ in 0..4 {
-            let mut body = completion(&prompt(random(50), 5 + random(60) as usize), 60);
-            body["stream"] = true.into();
+        for _ in 0..AT_ONCE {
+            let breaks_off = random(2) == 0;
+            let tokens = if breaks_off { 60 } else { 1 + random(4) };
+            let prompt = prompt(random(50), 5 + random(60) as usize);
+            let mut body = completion(&prompt, tokens as usize);
+            body["stream"] = breaks_off.into();
             let body = body.to_string();
             let mut socket = server.connect();
-            socket.write_all(post_head("/v1/completions", body.len(), "").as_bytes()).unwrap();
+            socket.write_all(post_head("/completion", body.len(), "").as_bytes()).unwrap();
             // Some break off within their body.
-            let sent = if random(4) == 0 { random(body.len() as u64) as usize } else { body.len() };
+            let is_cut = breaks_off && random(4) == 0;
+            let sent = if is_cut { random(body.len() as u64) as usize } else { body.len() };
             socket.write_all(&body.as_bytes()[..sent]).unwrap();
-            sockets.push((socket, random(3)));
+            sockets.push((socket, breaks_off.then(|| random(3)), tokens));
         }
         std::thread::sleep(Duration::from_millis(random(6)));
-        for (mut socket, end) in sockets {
+        for (mut socket, end, tokens) in sockets {
             match end {
-                0 => drop(socket),
-                1 => {
+                None => {
+                    let answer = read_response(socket).json();
+                    assert_eq!(answer["tokens"].as_array().unwrap().len() as u64, tokens);
+                }
+                Some(0) => drop(socket),
+                Some(1) => {
                     // After a few bytes of the answer.
                     socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
                     let _ = socket.read(&mut [0; 64]);
                 }
-                _ => socket.shutdown(std::net::Shutdown::Both).unwrap(),
+                Some(_) => socket.shutdown(std::net::Shutdown::Both).unwrap(),
             }
         }
     }
