@@ -18,7 +18,7 @@ pub(crate) struct Arena {
 
 /// A value's memory, and the last stage at which it is in use.
 #[derive(Clone, Copy)]
-struct Life {
+struct LiveRange {
     last: usize,
     start: u64,
     end: u64,
@@ -50,7 +50,7 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
     last[program.base(program.output).0] = program.stages.len();
     let mut order: Vec<usize> = (0..count).filter(|&v| first[v] != usize::MAX).collect();
     order.sort_by_key(|&v| first[v]);
-    let mut lives: Vec<Life> = Vec::new();
+    let mut lives: Vec<LiveRange> = Vec::new();
     let mut arena = Arena { offsets: vec![0; count], bytes: 0 };
     for v in order {
         let bytes = program.values[v].bytes(tokens, outputs).next_multiple_of(ALIGNMENT);
@@ -68,7 +68,7 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
             start = start.max(to);
         }
         let end = start + bytes;
-        lives.push(Life { last: last[v], start, end });
+        lives.push(LiveRange { last: last[v], start, end });
         lives.retain(|life| life.last >= first[v]);
         arena.offsets[v] = start;
         arena.bytes = arena.bytes.max(end);

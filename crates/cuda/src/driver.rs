@@ -35,7 +35,7 @@ fn failed(what: &str) -> impl FnOnce(DriverError) -> Error {
     }
 }
 
-/// The error of what was sent. The only kernels that end themselves without a word wait for others.
+/// The error of what ran in the stream. The only kernels that end themselves without a word wait for others.
 fn kernel_failed(error: DriverError) -> Error {
     failed(match error.0 {
         sys::CUresult::CUDA_ERROR_LAUNCH_FAILED => {
@@ -92,7 +92,7 @@ pub(crate) struct Device {
 
 // SAFETY: the driver's handles may be used from any thread; every use sets the context first.
 unsafe impl Send for Device {}
-// SAFETY: as above; the stream orders what is sent to it.
+// SAFETY: as above; the stream orders what is in it.
 unsafe impl Sync for Device {}
 
 impl Device {
@@ -169,7 +169,7 @@ impl Device {
     }
 
     /// Makes this the device of the calling thread.
-    pub(crate) fn enter(&self) -> Result<()> {
+    pub(crate) fn make_current(&self) -> Result<()> {
         // SAFETY: the context lives as long as the device.
         unsafe { result::ctx::set_current(self.context) }.map_err(failed("no context"))
     }
@@ -181,13 +181,13 @@ impl Device {
 
     /// Bytes of memory that are free, and all of them.
     pub(crate) fn memory_info(&self) -> Result<(u64, u64)> {
-        self.enter()?;
+        self.make_current()?;
         let (free, total) = result::mem_get_info().map_err(failed("no state of memory"))?;
         Ok((free as u64, total as u64))
     }
 
-    /// Waits for everything that was sent.
-    pub(crate) fn finish(&self) -> Result<()> {
+    /// Waits for everything that is in the stream.
+    pub(crate) fn synchronize(&self) -> Result<()> {
         self.traced_wait(|| {
             // SAFETY: the stream lives as long as the device.
             unsafe { result::stream::synchronize(self.stream) }.map_err(kernel_failed)
@@ -196,7 +196,7 @@ impl Device {
 
     /// Starts to record a timeline, from nothing, or ends it.
     pub(crate) fn set_tracing(&self, on: bool) -> Result<()> {
-        self.enter()?;
+        self.make_current()?;
         if on {
             return self.tracer.start(self.stream).map_err(failed("no event"));
         }
@@ -204,13 +204,13 @@ impl Device {
         Ok(())
     }
 
-    /// What happened since tracing began; the stream has done all that was sent.
+    /// What happened since tracing began; the stream has done all that is in it.
     pub(crate) fn timeline(&self) -> Result<Vec<Interval>> {
-        self.enter()?;
+        self.make_current()?;
         self.tracer.timeline(self.ordinal).map_err(failed("no time between events"))
     }
 
-    /// Names the kernels that are sent from now on in the timeline.
+    /// Names the kernels that are launched from now on in the timeline.
     pub(crate) fn label(&self, name: &str) {
         self.tracer.label(name);
     }
@@ -241,7 +241,7 @@ impl Device {
         self.waits_for_all.store(true, Ordering::Relaxed);
     }
 
-    /// Sends a kernel.
+    /// Launches a kernel.
     ///
     /// # Safety
     ///
@@ -257,7 +257,7 @@ impl Device {
         use sys::CUlaunchAttributeID as Id;
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let mut attributes = Vec::new();
-        if kernel.starts_early && !self.waits_for_all.swap(false, Ordering::Relaxed) {
+        if kernel.uses_pdl && !self.waits_for_all.swap(false, Ordering::Relaxed) {
             let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
             let id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes.push(attribute(id, value));
@@ -296,7 +296,7 @@ impl Device {
     /// # Safety
     ///
     /// `to` has room, and `from` stays as it is until the stream has come here.
-    pub(crate) unsafe fn send<T: Pod>(&self, to: u64, from: &[T]) -> Result<()> {
+    pub(crate) unsafe fn copy_to_device<T: Pod>(&self, to: u64, from: &[T]) -> Result<()> {
         self.traced(Activity::Transfer, Some("copy to the device"), || {
             // SAFETY: the caller's promise.
             unsafe { result::memcpy_htod_async(to, from, self.stream) }
@@ -322,7 +322,7 @@ impl Device {
     /// # Safety
     ///
     /// `from` holds as much, and nobody reads `to` until the stream has come here.
-    pub(crate) unsafe fn receive<T: Pod>(&self, to: &mut [T], from: u64) -> Result<()> {
+    pub(crate) unsafe fn copy_to_host<T: Pod>(&self, to: &mut [T], from: u64) -> Result<()> {
         self.traced(Activity::Transfer, Some("copy to the host"), || {
             // SAFETY: the caller's promise.
             unsafe { result::memcpy_dtoh_async(to, from, self.stream) }
@@ -364,7 +364,7 @@ impl Drop for Device {
 pub(crate) struct Module {
     device: Arc<Device>,
     module: sys::CUmodule,
-    starts_early: bool,
+    uses_pdl: bool,
 }
 
 // SAFETY: as for `Device`.
@@ -376,8 +376,8 @@ unsafe impl Sync for Module {}
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel {
     function: sys::CUfunction,
-    /// Whether it waits by itself for the kernel before it.
-    starts_early: bool,
+    /// Programmatic dependent launch: it starts early, and waits by itself for the kernel before it.
+    uses_pdl: bool,
     /// Whether its blocks wait for each other, and so have to run at the same time.
     is_cooperative: bool,
 }
@@ -395,17 +395,17 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Module {
-    /// Loads machine code or PTX. Kernels made for the device by name
-    /// wait by themselves for those before them: `starts_early`.
-    pub(crate) fn load(device: &Arc<Device>, image: &[u8], starts_early: bool) -> Result<Module> {
-        device.enter()?;
+    /// Loads machine code or PTX. Kernels made for the device by name use programmatic dependent
+    /// launch (PDL): they wait by themselves for those before them.
+    pub(crate) fn load(device: &Arc<Device>, image: &[u8], uses_pdl: bool) -> Result<Module> {
+        device.make_current()?;
         // The driver reads machine code in aligned words, and PTX up to a zero byte.
         let mut words = vec![0u64; image.len() / 8 + 1];
         bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
         // SAFETY: the image is a whole cubin, or PTX with a zero behind it.
         let module = unsafe { result::module::load_data(words.as_ptr().cast()) }
             .map_err(failed("the kernels cannot be loaded"))?;
-        Ok(Module { device: Arc::clone(device), module, starts_early })
+        Ok(Module { device: Arc::clone(device), module, uses_pdl })
     }
 
     /// A kernel by its name, which may use so much shared memory beyond its own.
@@ -422,7 +422,7 @@ impl Module {
             }
             .map_err(failed(&format!("{name} needs {shared_bytes} bytes of shared memory")))?;
         }
-        Ok(Kernel { function, starts_early: self.starts_early, is_cooperative: false })
+        Ok(Kernel { function, uses_pdl: self.uses_pdl, is_cooperative: false })
     }
 }
 
@@ -430,7 +430,7 @@ impl Drop for Module {
     fn drop(&mut self) {
         // SAFETY: nobody launches its kernels any more; an error changes nothing.
         unsafe {
-            let _ = self.device.enter();
+            let _ = self.device.make_current();
             let _ = result::module::unload(self.module);
         }
     }
@@ -445,7 +445,7 @@ pub(crate) struct Memory {
 impl Memory {
     /// Takes memory, all zero.
     pub(crate) fn zeroed(device: &Arc<Device>, bytes: usize, what: &str) -> Result<Memory> {
-        device.enter()?;
+        device.make_current()?;
         let bytes = bytes.max(256);
         // SAFETY: plain memory, freed when dropped.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(|error| {
@@ -461,7 +461,7 @@ impl Memory {
         // SAFETY: the memory was taken just now.
         unsafe { result::memset_d8_async(address, 0, bytes, device.stream) }
             .map_err(failed("memory cannot be cleared"))?;
-        device.finish()?;
+        device.synchronize()?;
         Ok(memory)
     }
 }
@@ -471,8 +471,8 @@ impl Drop for Memory {
         // SAFETY: allocated by `zeroed`; the stream has ended, so that no kernel uses it any more.
         // An error changes nothing.
         unsafe {
-            let _ = self.device.enter();
-            let _ = self.device.finish();
+            let _ = self.device.make_current();
+            let _ = self.device.synchronize();
             let _ = result::free_sync(self.address);
         }
     }

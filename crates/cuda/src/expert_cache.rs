@@ -110,10 +110,10 @@ impl ExpertCache {
             // SAFETY: the layer has a slot number for each expert, and each spare slot; the copies
             // have ended after `finish`.
             unsafe {
-                device.send(at(words.slots), &of_experts)?;
-                device.send(at(words.spares), &spares)?;
+                device.copy_to_device(at(words.slots), &of_experts)?;
+                device.copy_to_device(at(words.spares), &spares)?;
             }
-            device.finish()?;
+            device.synchronize()?;
             if cached.len() > MATRICES {
                 return Err(Error::Config(format!(
                     "cuda: expected at most {MATRICES} matrices of a cached expert, found {}",
@@ -139,7 +139,8 @@ impl ExpertCache {
         let bytes = size_of::<p::CachedLayer>() * layers.len();
         let list = Memory::zeroed(device, bytes, "the cache of experts")?;
         // SAFETY: the allocation has this size, and the copy has ended after `finish`.
-        unsafe { device.send(list.address, &layers) }.and_then(|()| device.finish())?;
+        unsafe { device.copy_to_device(list.address, &layers) }
+            .and_then(|()| device.synchronize())?;
         Ok(Some(ExpertCache { layers: list, routings, _state: state }))
     }
 
@@ -161,8 +162,8 @@ impl ExpertCache {
         let Some(routing) = &self.routings[routing] else { return Ok(None) };
         let mut counters = [0u64; CACHE_COUNTERS];
         // SAFETY: a cache has this number of counters; the copy is waited for.
-        unsafe { device.receive(&mut counters, routing.counters) }?;
-        device.finish()?;
+        unsafe { device.copy_to_host(&mut counters, routing.counters) }?;
+        device.synchronize()?;
         let [hits, misses, fills] = counters;
         Ok(Some(ExpertCacheStats { slots: routing.slots, hits, misses, fills }))
     }

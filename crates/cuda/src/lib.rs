@@ -229,7 +229,7 @@ pub fn device_names() -> Result<Vec<String>> {
 }
 
 fn measure_bandwidth(device: &Arc<Device>, kernels: &Kernels) -> Result<f64> {
-    device.enter()?;
+    device.make_current()?;
     let free = device.free_memory()? as usize / 2;
     let bytes = BANDWIDTH_BYTES.min(free) >> 20 << 20;
     let memory = driver::Memory::zeroed(device, bytes, "the test of bandwidth")?;
@@ -252,7 +252,7 @@ fn measure_reads(device: &Arc<Device>, kernels: &Kernels, from: u64, bytes: usiz
         // SAFETY: the memory holds as much.
         unsafe { device.launch(kernels.read_all, grid, 256, 0, &read) }?;
         let end = device.mark()?;
-        device.finish()?;
+        device.synchronize()?;
         best = best.min(end.seconds_since(&start)?);
     }
     Ok(bytes as f64 / best)

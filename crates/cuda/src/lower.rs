@@ -29,8 +29,8 @@ use lowering::Lowering;
 pub(crate) use matrices::{matrix_of, shapes};
 pub(crate) use shard::sharded;
 pub(crate) use stage::{
-    Arrange, Attend, Content, Conv, DeltaRuleStage, Epilogue, Function, Fusion, Gate, Gather,
-    Halves,
+    Attend, Content, Conv, DeltaRuleStage, Epilogue, Function, Fusion, Gate, Gather, Halves,
+    SliceConcat,
 };
 pub(crate) use stage::{
     AttendEntries, CompressStage, HyperWeights, Mix, RouteChosen, SelectStage, Sparse,

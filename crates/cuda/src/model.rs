@@ -61,10 +61,10 @@ pub(crate) struct CudaModel {
     /// Everything but the weights.
     memory: Vec<Memory>,
     metadata: Vec<u32>,
-    sent: Pinned<u32>,
+    metadata_staging: Pinned<u32>,
     /// Rows that come with a step.
     inputs: Pinned<f32>,
-    pub(crate) received: Pinned<f32>,
+    pub(crate) logits_staging: Pinned<f32>,
     /// Tokens that the device sampled, of even and of odd steps.
     pub(crate) sampled: Pinned<u32>,
     /// Those of the rows that ask for tokens.
@@ -112,7 +112,8 @@ impl CudaModel {
             let (frequencies, magnitude) = allocate::inverse_frequencies(&plan, file, rope);
             let address = take(8 * frequencies.len(), "the frequencies")?;
             // SAFETY: the allocation above has this size, and the copy has ended after `finish`.
-            unsafe { device.send(address, &frequencies) }.and_then(|()| device.finish())?;
+            unsafe { device.copy_to_device(address, &frequencies) }
+                .and_then(|()| device.synchronize())?;
             addresses.inverse_frequencies.push((address, magnitude));
         }
         addresses.group_max = take(8 * LOGIT_GROUPS * sizes.outputs, "the largest logits")?;
@@ -131,9 +132,9 @@ impl CudaModel {
             addresses,
             memory,
             metadata: Vec::with_capacity(sizes.metadata_len),
-            sent: Pinned::zeroed(device, sizes.metadata_len)?,
+            metadata_staging: Pinned::zeroed(device, sizes.metadata_len)?,
             inputs: Pinned::zeroed(device, sizes.input_len)?,
-            received: Pinned::zeroed(device, sizes.output_len)?,
+            logits_staging: Pinned::zeroed(device, sizes.output_len)?,
             sampled,
             tokens: Vec::with_capacity(sizes.outputs),
             metadata_memory,
@@ -171,11 +172,11 @@ impl CudaModel {
         // SAFETY: both allocations have this size, and the copy has ended after `finish`. All
         // values are sentinels before the first step, and each step resets them.
         unsafe {
-            self.device.send(self.addresses.persistent_stages, &stages)?;
+            self.device.copy_to_device(self.addresses.persistent_stages, &stages)?;
             self.device.fill(self.addresses.non_aliased, 0xff, bytes)?;
             self.device.fill(self.addresses.polled_partials, 0xff, partial_bytes)?;
         }
-        self.device.finish()
+        self.device.synchronize()
     }
 
     /// A step of this size.
@@ -214,20 +215,20 @@ impl CudaModel {
         steps: usize,
     ) -> Result<()> {
         step_metadata::write(batch, rows, steps, &mut self.metadata);
-        if self.metadata.len() > self.sent.slice().len() {
+        if self.metadata.len() > self.metadata_staging.slice().len() {
             // Sequences that share many pages, or long parameter lists. Captured graphs hold the
             // old address.
             let len = self.metadata.len().next_power_of_two();
             self.graphs.clear();
             self.metadata_memory = Memory::zeroed(&self.device, 4 * len, "step metadata")?;
             self.addresses.metadata = self.metadata_memory.address;
-            self.sent = Pinned::zeroed(&self.device, len)?;
+            self.metadata_staging = Pinned::zeroed(&self.device, len)?;
         }
-        let sent = &mut self.sent.slice_mut()[..self.metadata.len()];
+        let sent = &mut self.metadata_staging.slice_mut()[..self.metadata.len()];
         sent.copy_from_slice(&self.metadata);
         // SAFETY: the device buffer is as long, and every step waits for its end, also a failed
         // one.
-        unsafe { self.device.send(self.addresses.metadata, sent) }
+        unsafe { self.device.copy_to_device(self.addresses.metadata, sent) }
     }
 
     /// Computes the logits of all outputs of a batch.
@@ -239,15 +240,15 @@ impl CudaModel {
     ) -> Result<()> {
         let Some(observer) = observer else {
             self.begin(batch)?;
-            let sent = self.send_stages(batch, StepEnd::Logits);
-            return self.end(sent, batch, logits);
+            let launched = self.launch_stages(batch, StepEnd::Logits);
+            return self.end(launched, batch, logits);
         };
         // The persistent kernel does not stop between stages, so it cannot be observed.
         self.runs_stages = true;
         let observed = self.begin(batch).and_then(|()| {
             let step = Step { is_observed: true, ..self.sized_step(Size::of(batch)) };
-            let sent = observe::run(&step, batch, observer);
-            self.end(sent, batch, logits)
+            let launched = observe::run(&step, batch, observer);
+            self.end(launched, batch, logits)
         });
         self.runs_stages = false;
         observed
@@ -266,7 +267,7 @@ impl CudaModel {
 
     /// Sends the inputs and metadata of a step.
     pub(crate) fn begin(&mut self, batch: &Batch) -> Result<()> {
-        self.device.enter()?;
+        self.device.make_current()?;
         self.send_inputs(batch)?;
         self.send_metadata(batch, &[], 0)
     }
@@ -278,37 +279,37 @@ impl CudaModel {
         let sent = &mut self.inputs.slice_mut()[..batch.inputs.len()];
         sent.copy_from_slice(&batch.inputs);
         // SAFETY: the value has room for the step's rows, and every step waits for its end.
-        unsafe { self.device.send(to, sent) }
+        unsafe { self.device.copy_to_device(to, sent) }
     }
 
-    /// Waits for a step, whether all of it was sent or not, and copies its logits.
-    fn end(&mut self, sent: Result<()>, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        if sent.is_err() {
+    /// Waits for a step, whether all of it was launched or not, and copies its logits.
+    fn end(&mut self, launched: Result<()>, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+        if launched.is_err() {
             // Launched kernels still read the metadata; the first error is returned.
-            let _ = self.device.finish();
-            return sent;
+            let _ = self.device.synchronize();
+            return launched;
         }
-        self.receive(batch, logits)
+        self.receive_logits(batch, logits)
     }
 
     /// Waits for a step, and copies its logits.
-    pub(crate) fn receive(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
+    pub(crate) fn receive_logits(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
         if logits.is_empty() {
-            return self.device.finish();
+            return self.device.synchronize();
         }
         let from = self.output_address(batch);
-        let received = &mut self.received.slice_mut()[..logits.len()];
+        let received = &mut self.logits_staging.slice_mut()[..logits.len()];
         // SAFETY: the output holds as much, and the copy is waited for.
-        unsafe { self.device.receive(received, from) }?;
-        self.device.finish()?;
+        unsafe { self.device.copy_to_host(received, from) }?;
+        self.device.synchronize()?;
         logits.copy_from_slice(received);
         Ok(())
     }
 
     /// Launches all stages, as a graph if the step is small.
-    pub(crate) fn send_stages(&mut self, batch: &Batch, end_of_step: StepEnd) -> Result<()> {
+    pub(crate) fn launch_stages(&mut self, batch: &Batch, end_of_step: StepEnd) -> Result<()> {
         if self.profile.is_some() {
-            return self.send_profiled(batch);
+            return self.launch_profiled(batch);
         }
         let size = Size::of(batch);
         if !size.is_recorded() {
@@ -390,7 +391,7 @@ impl Model for CudaModel {
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
         let result = if self.samples_on_device(&step) {
             let send = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
-                parts.iter_mut().try_for_each(|part| part.send_stages(batch, end_of_step))
+                parts.iter_mut().try_for_each(|part| part.launch_stages(batch, end_of_step))
             };
             CudaModel::step_on_device(std::slice::from_mut(self), step, sink, send)
         } else {
@@ -405,7 +406,7 @@ impl Model for CudaModel {
     }
 
     fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
-        self.device.enter()?;
+        self.device.make_current()?;
         let mut moved = 0;
         for (address, bytes) in self.regions(transfer.block()) {
             let at = |block: StateBlock| address + (block.number() * bytes) as u64;
@@ -418,13 +419,13 @@ impl Model for CudaModel {
                     Transfer::Read { from, to } => {
                         let start = to.len();
                         to.resize(start + bytes, 0);
-                        self.device.receive(&mut to[start..], at(*from))?;
-                        self.device.finish()?;
+                        self.device.copy_to_host(&mut to[start..], at(*from))?;
+                        self.device.synchronize()?;
                     }
                     Transfer::Write { from, to } => {
                         let (now, rest) = from.split_at(bytes);
-                        self.device.send(at(*to), now)?;
-                        self.device.finish()?;
+                        self.device.copy_to_device(at(*to), now)?;
+                        self.device.synchronize()?;
                         *from = rest;
                     }
                 }

@@ -106,7 +106,7 @@ fn read(step: &Step<'_>, value: Value) -> Result<Vec<f32>> {
 fn copy<T: Pod + Zeroable>(device: &Device, from: u64, len: usize) -> Result<Vec<T>> {
     let mut values = vec![T::zeroed(); len];
     // SAFETY: the value holds as much, and the copy is waited for.
-    unsafe { device.receive(&mut values, from) }?;
-    device.finish()?;
+    unsafe { device.copy_to_host(&mut values, from) }?;
+    device.synchronize()?;
     Ok(values)
 }

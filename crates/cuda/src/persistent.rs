@@ -218,8 +218,8 @@ impl Variant {
                 Work::Conv(_)
                 | Work::Scan(_)
                 | Work::Elementwise { .. }
-                | Work::Arrange(_)
-                | Work::Prepare { .. },
+                | Work::SliceConcat(_)
+                | Work::ConvertInput { .. },
                 _,
             ) => self.has_experts.then_some(0),
             (Work::Attend(attend), _) => {

@@ -12,7 +12,7 @@ use crate::model::{CudaModel, StepEnd};
 use crate::step::{Size, sampling};
 
 /// Launches a step on all devices.
-pub(crate) type Send<'a> = &'a mut dyn FnMut(&mut [CudaModel], &Batch, StepEnd) -> Result<()>;
+pub(crate) type LaunchStep<'a> = &'a mut dyn FnMut(&mut [CudaModel], &Batch, StepEnd) -> Result<()>;
 
 impl CudaModel {
     /// Whether the kernels can sample the tokens of a step.
@@ -32,12 +32,12 @@ impl CudaModel {
         parts: &mut [CudaModel],
         step: backend::Step<'_>,
         sink: Sink<'_>,
-        send: Send<'_>,
+        launch: LaunchStep<'_>,
     ) -> Result<()> {
         parts[0].host.check(&step)?;
         let backend::Step { batch, rows, steps, .. } = step;
         let begin = |part: &mut CudaModel| {
-            part.device.enter()?;
+            part.device.make_current()?;
             part.send_inputs(batch)?;
             part.send_metadata(batch, rows, steps)?;
             // SAFETY: loading allocated counts for every output row.
@@ -45,16 +45,16 @@ impl CudaModel {
         };
         let begun = parts.iter_mut().try_for_each(begin);
         let run = begun
-            .and_then(|()| CudaModel::launch_and_sink(parts, (batch, rows, steps), sink, send));
+            .and_then(|()| CudaModel::launch_and_sink(parts, (batch, rows, steps), sink, launch));
         // Launched kernels still write; the first error says more than one of waiting.
-        let finished: Vec<Result<()>> = parts.iter().map(CudaModel::finish).collect();
+        let finished: Vec<Result<()>> = parts.iter().map(CudaModel::synchronize).collect();
         run.and(finished.into_iter().collect())
     }
 
-    /// Waits for all that was sent to the device.
-    pub(crate) fn finish(&self) -> Result<()> {
-        self.device.enter()?;
-        self.device.finish()
+    /// Waits for all that is in the device's stream.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        self.device.make_current()?;
+        self.device.synchronize()
     }
 
     /// Launches steps, and passes the results of each on while the next one runs.
@@ -62,7 +62,7 @@ impl CudaModel {
         parts: &mut [CudaModel],
         (batch, rows, steps): (&Batch, &[RowOutput<'_>], usize),
         sink: Sink<'_>,
-        send: Send<'_>,
+        launch: LaunchStep<'_>,
     ) -> Result<()> {
         let adjusts = token_rows(rows).any(|(_, params)| params.adjusts_logits());
         // A recurrent state cannot go back to where it was before a step. Kernels of a step that is
@@ -74,9 +74,9 @@ impl CudaModel {
         let mut launched = 0;
         for seen in 0..steps {
             while launched < steps && launched <= seen + ahead {
-                send(parts, batch, StepEnd::Tokens { adjusts })?;
+                launch(parts, batch, StepEnd::Tokens { adjusts })?;
                 let first = &mut parts[0];
-                first.device.enter()?;
+                first.device.make_current()?;
                 first.receive_rows(batch, rows)?;
                 let event = Event::new(&first.device)?;
                 event.record()?;
@@ -85,7 +85,7 @@ impl CudaModel {
             }
             match events.pop_front() {
                 Some(event) if ahead > 0 => event.wait()?,
-                _ => parts.iter().try_for_each(CudaModel::finish)?,
+                _ => parts.iter().try_for_each(CudaModel::synchronize)?,
             }
             let first = &mut parts[0];
             let tokens = &first.sampled.slice()[seen % 2 * rows.len()..][..rows.len()];
@@ -95,7 +95,7 @@ impl CudaModel {
                 token => Some(token),
             }));
             let logits = (rows.len() - first.tokens.len()) * first.plan.output_width();
-            let logits = &mut first.received.slice_mut()[..logits];
+            let logits = &mut first.logits_staging.slice_mut()[..logits];
             let output = StepOutput { tokens: &first.tokens, logits };
             if sink(output).is_break() || first.tokens.contains(&None) {
                 break;
@@ -108,11 +108,11 @@ impl CudaModel {
     fn receive_rows(&mut self, batch: &Batch, rows: &[RowOutput<'_>]) -> Result<()> {
         let from = self.output_address(batch);
         let width = self.plan.output_width();
-        let received = self.received.slice_mut().chunks_exact_mut(width);
+        let received = self.logits_staging.slice_mut().chunks_exact_mut(width);
         let asked = rows.iter().enumerate().filter(|(_, row)| matches!(row, RowOutput::Logits));
         for ((row, _), received) in asked.zip(received) {
             // SAFETY: the output has a row of logits for each output row, and the caller waits.
-            unsafe { self.device.receive(received, from + 4 * (row * width) as u64) }?;
+            unsafe { self.device.copy_to_host(received, from + 4 * (row * width) as u64) }?;
         }
         Ok(())
     }

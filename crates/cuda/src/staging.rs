@@ -57,7 +57,7 @@ impl Staging {
         for (to, part) in parts {
             // SAFETY: the caller's promise; nobody writes the piece before the event is there, and
             // it waits for the device when it is dropped.
-            unsafe { self.device.send(*to, &piece.slice()[part.clone()]) }?;
+            unsafe { self.device.copy_to_device(*to, &piece.slice()[part.clone()]) }?;
         }
         sent.record()?;
         self.next = 1 - self.next;

@@ -252,7 +252,9 @@ impl Step<'_> {
             Work::Embed { table, by, out } => self.embed(rows, *table, *by, *out),
             Work::Norm(norm) if norm.is_inlined && self.inlines_norms() => Ok(()),
             Work::Norm(norm) => self.norm(rows, norm),
-            Work::Prepare { input, halves, out } => self.prepare(rows, *input, *halves, *out),
+            Work::ConvertInput { input, halves, out } => {
+                self.convert_input(rows, *input, *halves, *out)
+            }
             Work::Matmul(matmul) => self.matmul(rows, matmul),
             Work::Rotate(rotate) => self.rotate(rows, rotate),
             Work::Attend(attend) => self.attend(rows, attend),
@@ -264,7 +266,7 @@ impl Step<'_> {
             Work::ScaleBy { input, weight, out } => self.scale_by(rows, *input, *weight, *out),
             Work::Rescale { input, like, out } => self.rescale(rows, *input, *like, *out),
             Work::Cutoff { input, deviations, out } => self.cutoff(rows, *input, *deviations, *out),
-            Work::Arrange(arrange) => self.arrange(rows, arrange),
+            Work::SliceConcat(slice_concat) => self.slice_concat(rows, slice_concat),
             Work::Pool { input, kind, out } => self.pool(rows, *input, *kind, *out),
             Work::Route(route) => self.route(rows, route),
             Work::ScaleExperts { route, weight, out } => {

@@ -62,15 +62,16 @@ impl TensorParallel {
         self.parts.iter_mut().for_each(|part| part.runs_stages = is_observed);
         let begun = self.parts.iter_mut().try_for_each(|part| part.begin(batch));
         let end = StepEnd::Logits;
-        let sent = begun.and_then(|()| self.exchange.send(&mut self.parts, batch, end, observer));
+        let launched =
+            begun.and_then(|()| self.exchange.launch(&mut self.parts, batch, end, observer));
         // Launched kernels still read memory that the next step writes; the first error is
         // returned.
-        let finished: Vec<Result<()>> = self.parts.iter().map(CudaModel::finish).collect();
+        let finished: Vec<Result<()>> = self.parts.iter().map(CudaModel::synchronize).collect();
         let first = &mut self.parts[0];
-        let received = sent
+        let received = launched
             .and(finished.into_iter().collect())
-            .and_then(|()| first.device.enter())
-            .and_then(|()| first.receive(batch, logits));
+            .and_then(|()| first.device.make_current())
+            .and_then(|()| first.receive_logits(batch, logits));
         self.parts.iter_mut().for_each(|part| part.runs_stages = false);
         received
     }
@@ -78,7 +79,7 @@ impl TensorParallel {
 
 impl Exchange {
     /// Launches a step on all devices.
-    fn send(
+    fn launch(
         &self,
         parts: &mut [CudaModel],
         batch: &Batch,
@@ -90,20 +91,20 @@ impl Exchange {
         if matches!(self, Exchange::Stores) && is_plain && size.is_recorded() {
             // What can fail comes first: a device waits for those that do not run.
             for part in parts.iter_mut() {
-                part.device.enter()?;
+                part.device.make_current()?;
                 part.record(size, end_of_step)?;
             }
             let send = |part: &mut CudaModel| {
-                part.device.enter()?;
-                part.send_stages(batch, end_of_step)
+                part.device.make_current()?;
+                part.launch_stages(batch, end_of_step)
             };
             return parts.iter_mut().try_for_each(send);
         }
-        self.send_stages(parts, batch, end_of_step, observer)
+        self.launch_stages(parts, batch, end_of_step, observer)
     }
 
     /// Launches all stages, each on all devices.
-    fn send_stages(
+    fn launch_stages(
         &self,
         parts: &mut [CudaModel],
         batch: &Batch,
@@ -114,13 +115,13 @@ impl Exchange {
         let step = |part| Step { is_observed, ..CudaModel::sized_step(part, size) };
         let steps: Vec<Step<'_>> = parts.iter().map(step).collect();
         let on_all = |send: &dyn Fn(&Step<'_>) -> Result<()>| {
-            steps.iter().try_for_each(|step| step.device.enter().and_then(|()| send(step)))
+            steps.iter().try_for_each(|step| step.device.make_current().and_then(|()| send(step)))
         };
         let first = &parts[0];
         let mut marks = Vec::new();
         let mut mark = || {
             if first.is_profiled() {
-                first.device.enter()?;
+                first.device.make_current()?;
                 marks.push(first.device.mark()?);
             }
             Ok(())
@@ -129,7 +130,7 @@ impl Exchange {
         mark()?;
         for stage in &first.program.stages {
             if let Some(observer) = &mut observer {
-                first.device.enter()?;
+                first.device.make_current()?;
                 observe::show_inputs(&steps[0], stage, batch, &mut **observer)?;
             }
             on_all(&|step| step.run(stage))?;
@@ -139,7 +140,7 @@ impl Exchange {
         on_all(&|step| step.end(end_of_step))?;
         drop(steps);
         if parts[0].is_profiled() {
-            parts[0].finish()?;
+            parts[0].synchronize()?;
             parts[0].add_times(batch, &marks)?;
         }
         Ok(())
@@ -210,7 +211,7 @@ impl Model for TensorParallel {
         let result = if is_sampled && self.parts[0].samples_on_device(&step) {
             let TensorParallel { parts, exchange, .. } = self;
             let send = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
-                exchange.send(parts, batch, end_of_step, None)
+                exchange.launch(parts, batch, end_of_step, None)
             };
             CudaModel::step_on_device(parts, step, sink, send)
         } else {

@@ -60,7 +60,7 @@ impl Offsets {
             pack_on_host(staging, &shape, weight, data, (on_host, exponents))?;
             let first = &on_host[..cached_at_first(slots) * shape.expert_bytes()];
             // SAFETY: the allocation has room for the slots; the host's memory stays.
-            unsafe { staging.device().send(tiles, first) }?;
+            unsafe { staging.device().copy_to_device(tiles, first) }?;
         } else {
             send_tiles(staging, &shape, weight, data, [tiles, exponents])?;
         }
@@ -286,7 +286,7 @@ impl Weights {
             done += weight.bytes;
             progress(done, total);
         }
-        device.finish()?;
+        device.synchronize()?;
         Ok(Weights { placed, _memory: memory, _host: host })
     }
 }

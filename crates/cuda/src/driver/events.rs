@@ -23,14 +23,14 @@ impl Event {
     }
 
     fn with(device: &Arc<Device>, flags: sys::CUevent_flags) -> Result<Event> {
-        device.enter()?;
+        device.make_current()?;
         let event = result::event::create(flags).map_err(failed("no event"))?;
         Ok(Event { device: Arc::clone(device), event })
     }
 
     /// The moment is that when the stream has done all that was sent so far.
     pub(crate) fn record(&self) -> Result<()> {
-        self.device.enter()?;
+        self.device.make_current()?;
         // SAFETY: event and stream are alive, and of one context.
         unsafe { result::event::record(self.event, self.device.stream) }.map_err(failed("no event"))
     }
@@ -48,7 +48,7 @@ impl Drop for Event {
     fn drop(&mut self) {
         // SAFETY: made by `with`; an error changes nothing.
         unsafe {
-            let _ = self.device.enter();
+            let _ = self.device.make_current();
             let _ = result::event::destroy(self.event);
         }
     }
@@ -77,7 +77,7 @@ impl Device {
 
     /// What is sent from now on waits for an event as it was recorded last, of any device.
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
-        self.enter()?;
+        self.make_current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: stream and event are alive.
         unsafe { result::stream::wait_event(self.stream, event.event, flags) }

@@ -31,7 +31,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         // SAFETY: made by `record`; an error changes nothing.
         unsafe {
-            let _ = self.device.enter();
+            let _ = self.device.make_current();
             let _ = result::graph::exec_destroy(self.executable);
         }
     }

@@ -38,7 +38,7 @@ impl Device {
         if can == 0 {
             return Ok(false);
         }
-        self.enter()?;
+        self.make_current()?;
         // SAFETY: the other's context is alive.
         let enabled = unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) };
         let already = sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
@@ -52,7 +52,7 @@ impl Device {
     /// They are in the memory of the other device and of this one, and nobody writes to the former
     /// until the stream has come here.
     pub(crate) unsafe fn pull(&self, other: &Device, columns: &Columns) -> Result<()> {
-        self.enter()?;
+        self.make_current()?;
         self.traced(Activity::Transfer, Some("copy from another device"), || {
             let result = if self.context == other.context {
                 // SAFETY: the caller's promise.

@@ -21,7 +21,7 @@ unsafe impl<T: Send> Send for Pinned<T> {}
 impl<T: Pod> Pinned<T> {
     /// Takes memory, all zero.
     pub(crate) fn zeroed(device: &Arc<Device>, len: usize) -> Result<Pinned<T>> {
-        device.enter()?;
+        device.make_current()?;
         let len = len.max(1);
         let mut start = std::ptr::null_mut();
         // SAFETY: the pointer is to a local variable; the memory is freed when dropped.
@@ -54,8 +54,8 @@ impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
         // SAFETY: taken by `zeroed`; an error changes nothing.
         unsafe {
-            let _ = self.device.enter();
-            let _ = self.device.finish();
+            let _ = self.device.make_current();
+            let _ = self.device.synchronize();
             let _ = sys::cuMemFreeHost(self.start.cast()).result();
         }
     }

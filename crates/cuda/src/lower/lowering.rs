@@ -6,10 +6,10 @@ use bodkin_model::fusion::Readers;
 use bodkin_model::{Act, Entries, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
 
 use super::matrices::shapes;
-use super::stage::{Arrange, Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Halves};
+use super::stage::{Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Halves, SliceConcat};
 use super::stage::{
-    InputNorm, Matmul, Norm, Operand, Rotate, Route, RouteChosen, ScanStage, Sparse, Spec, Stage,
-    Value, Work,
+    InputNorm, Matmul, Norm, Operand, Rotate, Route, RouteChosen, ScanStage, Sparse, Stage, Value,
+    ValueSpec, Work,
 };
 use crate::constants::{CHUNK_COLS, INLINED_COLS};
 use crate::packed::{PackedLayout, Shape};
@@ -30,7 +30,7 @@ pub(super) struct Lowering<'a> {
     /// The norms that make halves, where matmuls can compute them.
     pub(super) norms: HashMap<Value, InputNorm>,
     pub(super) stages: Vec<Stage>,
-    pub(super) values: Vec<Spec>,
+    pub(super) values: Vec<ValueSpec>,
     pub(super) ropes: Vec<Rope>,
     pub(super) routings: Vec<usize>,
 }
@@ -64,7 +64,7 @@ impl<'a> Lowering<'a> {
     }
 
     fn value(&mut self, rows: Rows, content: Content) -> Value {
-        self.values.push(Spec { rows, content, view: None, can_swizzle: false });
+        self.values.push(ValueSpec { rows, content, view: None, can_swizzle: false });
         Value(self.values.len() - 1)
     }
 
@@ -99,7 +99,7 @@ impl<'a> Lowering<'a> {
         }
         let input = self.floats(value);
         let (halves, out) = (self.halves_of(value.0, parts), self.half_out(value.0, parts));
-        self.push(value.0, Work::Prepare { input, halves, out }, "prepare");
+        self.push(value.0, Work::ConvertInput { input, halves, out }, "convert input");
         out
     }
 
@@ -192,9 +192,9 @@ impl<'a> Lowering<'a> {
                 if self.view(i, input, groups, start, len) {
                     return i + 1;
                 }
-                self.arrange(i, input, None, (groups, start))
+                self.slice_concat(i, input, None, (groups, start))
             }
-            &Op::Concat { a, b, groups } => self.arrange(i, a, Some(b), (groups, 0)),
+            &Op::Concat { a, b, groups } => self.slice_concat(i, a, Some(b), (groups, 0)),
             Op::Pool { input, kind } => {
                 Work::Pool { input: self.floats(*input), kind: *kind, out: self.out(i) }
             }
@@ -339,12 +339,13 @@ impl<'a> Lowering<'a> {
         }
         let out = self.out(i);
         let (rows, content) = (self.values[whole.0].rows, Content::Floats(len));
-        self.values[out.0] = Spec { rows, content, view: Some((base, start)), can_swizzle: false };
+        self.values[out.0] =
+            ValueSpec { rows, content, view: Some((base, start)), can_swizzle: false };
         true
     }
 
     /// A slice of a value, or the concatenation of two.
-    fn arrange(
+    fn slice_concat(
         &mut self,
         i: usize,
         a: PlanValue,
@@ -352,7 +353,7 @@ impl<'a> Lowering<'a> {
         (groups, start): (usize, usize),
     ) -> Work {
         let (a, b) = (self.floats(a), b.map(|b| self.floats(b)));
-        Work::Arrange(Arrange { a, b, groups, start, out: self.out(i) })
+        Work::SliceConcat(SliceConcat { a, b, groups, start, out: self.out(i) })
     }
 
     /// The weight of a head, or the operation.

@@ -3,7 +3,7 @@
 use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, Rope, RopeStyle, Routing, Rows};
 use bodkin_model::{Compression, DeltaRule, Indexer, Plan, Scan, WeightId};
 
-pub(crate) use super::value::{Content, Halves, Spec, Value};
+pub(crate) use super::value::{Content, Halves, Value, ValueSpec};
 
 /// A weight of a matmul, with its bias and result.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -146,7 +146,7 @@ pub(crate) enum Function {
 
 /// Columns of one value, or of two side by side, in each group of columns.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Arrange {
+pub(crate) struct SliceConcat {
     pub(crate) a: Value,
     pub(crate) b: Option<Value>,
     pub(crate) groups: usize,
@@ -320,7 +320,7 @@ pub(crate) enum Work {
     },
     Norm(Norm),
     /// Converts floats to matmul inputs.
-    Prepare {
+    ConvertInput {
         input: Value,
         halves: Halves,
         out: Value,
@@ -350,7 +350,7 @@ pub(crate) enum Work {
         deviations: f32,
         out: Value,
     },
-    Arrange(Arrange),
+    SliceConcat(SliceConcat),
     Pool {
         input: Value,
         kind: PoolKind,
@@ -396,7 +396,7 @@ impl Stage {
             Work::Norm(n) => {
                 vec![Some(n.input), n.gate.map(|gate| gate.by), n.out, n.half_out]
             }
-            Work::Prepare { input, out, .. }
+            Work::ConvertInput { input, out, .. }
             | Work::Pool { input, out, .. }
             | Work::ScaleBy { input, out, .. }
             | Work::Cutoff { input, out, .. }
@@ -423,7 +423,7 @@ impl Stage {
             }
             Work::Elementwise { a, b, out, half_out, .. } => vec![Some(*a), *b, *out, *half_out],
             Work::Rescale { input, like, out } => vec![Some(*input), Some(*like), Some(*out)],
-            Work::Arrange(a) => vec![Some(a.a), a.b, Some(a.out)],
+            Work::SliceConcat(a) => vec![Some(a.a), a.b, Some(a.out)],
             Work::ExpertSum { input, route, out } => vec![Some(*input), Some(*route), Some(*out)],
             Work::Scan(s) => {
                 let outs = [s.gate.map(|gate| gate.by), s.out, s.half_out];
@@ -461,7 +461,7 @@ pub(crate) enum MatmulFusion {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Program {
     pub(crate) stages: Vec<Stage>,
-    pub(crate) values: Vec<Spec>,
+    pub(crate) values: Vec<ValueSpec>,
     /// The value that the host reads.
     pub(crate) output: Value,
     /// The distinct rotations.

@@ -58,7 +58,7 @@ impl Content {
 
 /// A value of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spec {
+pub(crate) struct ValueSpec {
     pub(crate) rows: Rows,
     pub(crate) content: Content,
     /// If it is a part of another value's rows: that value, and the first column.
@@ -67,7 +67,7 @@ pub(crate) struct Spec {
     pub(crate) can_swizzle: bool,
 }
 
-impl Spec {
+impl ValueSpec {
     /// Bytes for a step of `tokens` tokens and `outputs` outputs.
     pub(crate) fn bytes(&self, tokens: usize, outputs: usize) -> u64 {
         let parts = match self.content {

@@ -44,7 +44,8 @@ impl CudaModel {
                 let distance = |(_, other)| start(other).wrapping_sub(start(&all[i]));
                 let distances: Vec<u64> = others().map(distance).collect();
                 // SAFETY: there is room for `MAX_PEERS`, and the copy has ended after `finish`.
-                unsafe { part.device.send(to, &distances) }.and_then(|()| part.finish())?;
+                unsafe { part.device.copy_to_device(to, &distances) }
+                    .and_then(|()| part.synchronize())?;
             }
         }
         Ok(())

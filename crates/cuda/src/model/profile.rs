@@ -17,14 +17,14 @@ impl Times {
 
 impl CudaModel {
     /// Launches all stages with a mark behind each.
-    pub(super) fn send_profiled(&mut self, batch: &Batch) -> Result<()> {
+    pub(super) fn launch_profiled(&mut self, batch: &Batch) -> Result<()> {
         let step = self.sized_step(Size::of(batch));
         let mut marks = vec![self.device.mark()?];
         for stage in &self.program.stages {
             step.run(stage)?;
             marks.push(self.device.mark()?);
         }
-        self.device.finish()?;
+        self.device.synchronize()?;
         self.add_times(batch, &marks)
     }
 
@@ -96,10 +96,10 @@ impl CudaModel {
         let counts = self.program.routings.iter().zip(&self.addresses.expert_counts);
         let read = |((routing, layer), (&experts, &address)): ((usize, usize), (&usize, &u64))| {
             let mut counts = vec![0u32; experts];
-            self.device.enter()?;
+            self.device.make_current()?;
             // SAFETY: there is a count for each expert; the copy is waited for.
-            unsafe { self.device.receive(&mut counts, address) }?;
-            self.device.finish()?;
+            unsafe { self.device.copy_to_host(&mut counts, address) }?;
+            self.device.synchronize()?;
             let counts = counts.into_iter().map(u64::from).collect();
             let cache = self.expert_cache.as_ref();
             let cache = cache.map(|cache| cache.stats(&self.device, routing)).transpose()?;

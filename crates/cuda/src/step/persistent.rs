@@ -63,10 +63,10 @@ impl Step<'_> {
                     self.elementwise_parameters(*function, (*a, *b), (*out, *half_out));
                 p::Stage::new(OP_ELEMENTWISE, &parameters)
             }
-            Work::Arrange(arrange) => {
-                p::Stage::new(OP_SLICE_CONCAT, &self.arrange_parameters(arrange))
+            Work::SliceConcat(slice_concat) => {
+                p::Stage::new(OP_SLICE_CONCAT, &self.slice_concat_parameters(slice_concat))
             }
-            Work::Prepare { input, halves, out } => {
+            Work::ConvertInput { input, halves, out } => {
                 let parameters = self.prepare_parameters(*input, *halves, *out);
                 p::Stage::new(OP_CONVERT_INPUT, &parameters)
             }

@@ -6,7 +6,7 @@ use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};
 
 use super::{Step, THREADS};
 use crate::constants::{PERSISTENT_WARPS, SHORT_NORM};
-use crate::lower::{Arrange, Content, Function, Gate, Halves, Norm, Rotate, Value};
+use crate::lower::{Content, Function, Gate, Halves, Norm, Rotate, SliceConcat, Value};
 use crate::parameters as p;
 
 /// Threads of a block that normalises a row. They decide the order of the sum of squares, so the
@@ -103,7 +103,7 @@ impl Step<'_> {
         (address, stride, gate.map_or(0, |gate| act_number(gate.act)))
     }
 
-    pub(super) fn prepare(
+    pub(super) fn convert_input(
         &self,
         rows: usize,
         input: Value,
@@ -252,16 +252,16 @@ impl Step<'_> {
         unsafe { self.device.launch(self.kernels.cutoff, [rows, 1, 1], THREADS, 0, &parameters) }
     }
 
-    pub(super) fn arrange(&self, rows: usize, arrange: &Arrange) -> Result<()> {
-        let parameters = self.arrange_parameters(arrange);
-        let grid = self.elements(rows, self.content(arrange.out).stride());
+    pub(super) fn slice_concat(&self, rows: usize, slice_concat: &SliceConcat) -> Result<()> {
+        let parameters = self.slice_concat_parameters(slice_concat);
+        let grid = self.elements(rows, self.content(slice_concat.out).stride());
         // SAFETY: values have room for the step's rows.
         unsafe { self.device.launch(self.kernels.slice_concat, grid, THREADS, 0, &parameters) }
     }
 
     /// The parameters of a slice or a concatenation.
-    pub(super) fn arrange_parameters(&self, arrange: &Arrange) -> p::SliceConcat {
-        let &Arrange { a, b, groups, start, out } = arrange;
+    pub(super) fn slice_concat_parameters(&self, slice_concat: &SliceConcat) -> p::SliceConcat {
+        let &SliceConcat { a, b, groups, start, out } = slice_concat;
         let (width, a_width) = (self.content(out).stride(), self.content(a).stride() / groups);
         let a_len = if b.is_some() { a_width } else { width / groups };
         let b_len = width / groups - a_len;
