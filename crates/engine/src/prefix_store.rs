@@ -9,7 +9,8 @@ mod ledger;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::SystemTime;
 
@@ -24,8 +25,8 @@ const MAGIC: &[u8; 8] = b"bodkinP1";
 /// The bytes of the hash at the end of a file.
 const HASH_BYTES: usize = 32;
 
-/// Pages that wait to be written; further ones are not kept.
-const QUEUE: usize = 64;
+/// Bytes of pages that wait to be written; further pages are not kept.
+const QUEUE_BYTES: u64 = 256 << 20;
 
 /// The key of a page behind another one.
 pub(crate) fn page_key(before: &PageKey, tokens: &[u32]) -> PageKey {
@@ -51,7 +52,9 @@ pub struct PrefixStore {
     /// The name of the model's folder.
     fingerprint: Arc<str>,
     ledger: Arc<Mutex<Ledger>>,
-    writer: SyncSender<(PageKey, StoredPage)>,
+    writer: Sender<(PageKey, StoredPage)>,
+    /// Bytes of pages that wait to be written.
+    queued: Arc<AtomicU64>,
 }
 
 impl PrefixStore {
@@ -83,11 +86,13 @@ impl PrefixStore {
             }
         }
         lock(&ledger).shrink();
-        let (writer, receiver) = sync_channel(QUEUE);
+        let (writer, receiver) = channel();
+        let queued = Arc::new(AtomicU64::new(0));
         let thread = std::thread::Builder::new().name("bodkin-prefixes".to_owned());
         let (of, shared) = (Arc::clone(&fingerprint), Arc::clone(&ledger));
-        thread.spawn(move || write_all(&receiver, &of, &shared))?;
-        Ok(PrefixStore { fingerprint, ledger, writer })
+        let waiting = Arc::clone(&queued);
+        thread.spawn(move || write_all(&receiver, &of, &shared, &waiting))?;
+        Ok(PrefixStore { fingerprint, ledger, writer, queued })
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -136,14 +141,16 @@ impl PrefixStore {
 
     /// Stores a page, unless the thread that writes them is too far behind.
     pub(crate) fn save(&self, key: PageKey, page: StoredPage) {
-        let place = self.place(&key);
+        let (place, bytes) = (self.place(&key), encoded_bytes(&page));
+        if self.queued.load(Relaxed) + bytes > QUEUE_BYTES {
+            return;
+        }
+        self.queued.fetch_add(bytes, Relaxed);
         // The thread that writes looks for it there.
-        self.ledger().note(place.clone(), encoded_bytes(&page));
-        match self.writer.try_send((key, page)) {
+        self.ledger().note(place.clone(), bytes);
+        match self.writer.send((key, page)) {
             Ok(()) => self.ledger().shrink(),
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                self.ledger().forget(&place);
-            }
+            Err(_) => self.ledger().forget(&place),
         }
     }
 }
@@ -153,8 +160,10 @@ fn write_all(
     pages: &Receiver<(PageKey, StoredPage)>,
     fingerprint: &Arc<str>,
     ledger: &Mutex<Ledger>,
+    queued: &AtomicU64,
 ) {
     for (key, page) in pages {
+        queued.fetch_sub(encoded_bytes(&page), Relaxed);
         let place = (Arc::clone(fingerprint), key);
         let is_kept = || lock(ledger).bytes_of(&place).is_some();
         if !is_kept() {
