@@ -74,7 +74,7 @@ pub struct Engine {
     most_open: usize,
     queue: usize,
     status: Arc<Status>,
-    messages: Option<Sender<Message>>,
+    messages: Option<Arc<Sender<Message>>>,
     worker: Option<JoinHandle<()>>,
 }
 
@@ -121,7 +121,7 @@ impl Engine {
             most_open: options.parallel.saturating_add(options.queue),
             queue: options.queue,
             status,
-            messages: Some(messages),
+            messages: Some(Arc::new(messages)),
             worker: Some(worker),
         })
     }
@@ -211,7 +211,7 @@ impl Engine {
             EventDecoder::new(Arc::clone(&self.tokenizer), &request, Arc::clone(&cancelled));
         let prompt = std::mem::take(&mut request.prompt);
         let client = Client::new(request, sampler, sink, cancelled, open);
-        let (client, messages) = (Box::new(client), self.messages().clone());
+        let (client, messages) = (Box::new(client), Arc::downgrade(self.messages()));
         let message = Message::Submit { client, prompt, max_tokens, messages };
         self.messages().send(message).map_err(|_| self.failure())?;
         Ok(decoder)
@@ -264,7 +264,7 @@ impl Engine {
         Error::Failed(cause.to_owned())
     }
 
-    fn messages(&self) -> &Sender<Message> {
+    fn messages(&self) -> &Arc<Sender<Message>> {
         self.messages.as_ref().expect("an engine takes messages until it drops")
     }
 }

@@ -7,7 +7,7 @@
 mod ledger;
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -116,7 +116,9 @@ impl PrefixStore {
             (ledger.bytes_of(&place)?, ledger.path(&place))
         };
         // A page that waits to be written is not there yet.
-        let content = fs::read(&path).ok()?;
+        let mut file = fs::File::open(&path).ok()?;
+        let mut content = Vec::new();
+        file.read_to_end(&mut content).ok()?;
         match decode(&content) {
             Some(page) => {
                 let mut ledger = self.ledger();
@@ -125,8 +127,7 @@ impl PrefixStore {
                 }
                 drop(ledger);
                 // Its time of modification is that of its last use.
-                let now = SystemTime::now();
-                let _ = fs::File::open(&path).and_then(|file| file.set_modified(now));
+                let _ = file.set_modified(SystemTime::now());
                 Some(page)
             }
             None => {

@@ -79,7 +79,7 @@ impl Restorer {
         (found, self.requests.front_mut().expect("a request for each job"))
     }
 
-    /// Ends the request that waits longest.
+    /// Removes the request that waits longest.
     pub(crate) fn pop(&mut self) -> Option<Restoring> {
         self.requests.pop_front()
     }

@@ -6,8 +6,8 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bodkin_backend::{
@@ -20,7 +20,7 @@ use crate::nonfinite;
 use crate::pages::{Copies, FullPage};
 use crate::prefix_store::{PrefixStore, StoredPage};
 use crate::request::Finish;
-use crate::restore::Restorer;
+use crate::restore::{Restorer, Restoring};
 use crate::scheduler::{OutputRow, ScheduledStep, Scheduler};
 use crate::stats::{ExpertReport, Status, WeightReads};
 use crate::tokenizer::Tokenizer;
@@ -33,7 +33,12 @@ const RESTORING_WAIT: Duration = Duration::from_millis(10);
 pub(crate) enum Message {
     /// Runs a request for `prompt`, up to `max_tokens` tokens of both. When pages of it are read
     /// from disk, [`Message::Restored`] comes through `messages`.
-    Submit { client: Box<Client>, prompt: Vec<u32>, max_tokens: usize, messages: Sender<Message> },
+    Submit {
+        client: Box<Client>,
+        prompt: Vec<u32>,
+        max_tokens: usize,
+        messages: Weak<Sender<Message>>,
+    },
     /// A page of a request was read from disk, or there are no more of it.
     Restored,
     /// Times the next step, and replies with what the model tells of its experts.
@@ -120,6 +125,7 @@ impl Worker {
                 match messages.recv_timeout(limit) {
                     Ok(message) => self.take(message)?,
                     Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) if self.submit_restoring() => {}
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             }
@@ -198,7 +204,7 @@ impl Worker {
         client: Box<Client>,
         prompt: Vec<u32>,
         max_tokens: usize,
-        messages: Sender<Message>,
+        messages: Weak<Sender<Message>>,
     ) {
         let Some((store, restorer)) = &mut self.store else {
             return self.submit(client, prompt, max_tokens);
@@ -206,7 +212,9 @@ impl Worker {
         let pages = self.scheduler.pages_mut();
         let held = pages.hold_prefix(&prompt);
         if pages.next_missing(&held, &prompt).is_some_and(|key| store.contains(&key)) {
-            let notify = move || messages.send(Message::Restored).is_ok();
+            let notify = move || {
+                messages.upgrade().is_some_and(|messages| messages.send(Message::Restored).is_ok())
+            };
             restorer.start(client, (prompt, held), max_tokens, notify);
         } else {
             pages.release_prefix(held);
@@ -239,11 +247,28 @@ impl Worker {
             return Ok(());
         }
         let request = restorer.pop().expect("the request of the message");
-        pages.release_prefix(request.held);
+        self.submit_restored(request);
+        Ok(())
+    }
+
+    fn submit_restored(&mut self, request: Restoring) {
+        self.scheduler.pages_mut().release_prefix(request.held);
         if let Some(client) = request.client {
             self.submit(client, request.prompt, request.max_tokens);
         }
-        Ok(())
+    }
+
+    /// Submits the requests whose pages are read, without waiting for them any longer: the engine
+    /// ends. Returns whether there are any.
+    fn submit_restoring(&mut self) -> bool {
+        let pop = |worker: &mut Worker| worker.store.as_mut()?.1.pop();
+        let mut has_any = false;
+        while let Some(request) = pop(self) {
+            request.stop();
+            self.submit_restored(request);
+            has_any = true;
+        }
+        has_any
     }
 
     /// Requests whose pages are read.

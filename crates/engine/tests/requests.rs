@@ -97,8 +97,12 @@ fn collect(events: Events) -> (Vec<u32>, Result<Finish, Error>) {
 
 /// As [`open`], with pages on disk.
 fn open_stored(file: File, folder: &Path) -> Engine {
+    open_stored_with(file, folder, |_| ())
+}
+
+fn open_stored_with(file: File, folder: &Path, change: impl FnOnce(&mut Limits)) -> Engine {
     let store = PrefixStore::open(folder, "model", 1 << 30).unwrap();
-    let (model, tokenizer) = tiny::load(file, |_| ());
+    let (model, tokenizer) = tiny::load(file, change);
     Engine::open_with(model, tokenizer, tiny::OPTIONS, Some(store)).unwrap()
 }
 
@@ -323,18 +327,51 @@ fn prompts_are_found_on_disk_after_a_restart() {
     }
 }
 
-/// A disk that does not answer holds up the request whose pages it has, and no other one. Pages are
-/// pipes here, which are read when something is written to them.
-#[cfg(unix)]
+/// The pages of a folder as pipes, which are read when something is written to them, with what
+/// they were.
+#[cfg(target_os = "linux")]
+fn pipes(folder: &Path, count: usize) -> Vec<(PathBuf, Vec<u8>)> {
+    let as_pipe = |page: PathBuf| {
+        let content = std::fs::read(&page).unwrap();
+        std::fs::remove_file(&page).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&page).status().unwrap().success());
+        (page, content)
+    };
+    wait_for_pages(folder, count).into_iter().map(as_pipe).collect()
+}
+
+/// Writes to the one pipe that is read now, and returns the others.
+#[cfg(target_os = "linux")]
+fn feed(
+    mut pipes: Vec<(PathBuf, Vec<u8>)>,
+    content: impl FnOnce(Vec<u8>) -> Vec<u8>,
+) -> Vec<(PathBuf, Vec<u8>)> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    // O_NONBLOCK: opening a pipe that nobody reads fails.
+    let open =
+        |path: &Path| std::fs::OpenOptions::new().write(true).custom_flags(0o4000).open(path);
+    let start = Instant::now();
+    loop {
+        for i in 0..pipes.len() {
+            if let Ok(mut pipe) = open(&pipes[i].0) {
+                pipe.write_all(&content(pipes.swap_remove(i).1)).unwrap();
+                return pipes;
+            }
+        }
+        assert!(start.elapsed().as_secs() < 10, "a page is read");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A disk that does not answer holds up the request whose pages it has, and no other one.
+#[cfg(target_os = "linux")]
 #[test]
 fn nobody_waits_for_the_disk_of_another_request() {
     let folder = tempfile::tempdir().unwrap();
     let (first, other) = (request(7, 70, 5), request(11, 20, 10));
     let (wanted, _) = run(&open_stored(hybrid_file(), folder.path()), first.clone());
-    for page in wait_for_pages(folder.path(), 2) {
-        std::fs::remove_file(&page).unwrap();
-        assert!(std::process::Command::new("mkfifo").arg(&page).status().unwrap().success());
-    }
+    let pipes = pipes(folder.path(), 2);
     let engine = open_stored(hybrid_file(), folder.path());
     let (waits, is_cancelled) = (engine.submit(first.clone()), engine.submit(first));
     let is_cancelled = is_cancelled.unwrap();
@@ -343,9 +380,46 @@ fn nobody_waits_for_the_disk_of_another_request() {
     is_cancelled.canceller().cancel();
     assert_eq!(collect(is_cancelled).1.unwrap(), Finish::Cancelled);
     // What comes is no page, so the prompt is computed.
-    for page in wait_for_pages(folder.path(), 1) {
-        std::thread::spawn(move || std::fs::write(page, b"no page"));
-    }
+    feed(pipes, |_| b"no page".to_vec());
     let (tokens, end) = collect_all(waits.unwrap());
+    assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 0)));
+}
+
+/// A request that runs takes the memory of pages that are read for another one, which computes
+/// them later.
+#[cfg(target_os = "linux")]
+#[test]
+fn restored_pages_give_way_to_a_running_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = request(7, 70, 5);
+    let (wanted, _) = run(&open_stored(hybrid_file(), folder.path()), first.clone());
+    let mut pipes = pipes(folder.path(), 2);
+    let engine = open_stored_with(hybrid_file(), folder.path(), |limits| limits.pages[0] = 3);
+    let waits = engine.submit(first).unwrap();
+    pipes = feed(pipes, |page| page);
+    let start = Instant::now();
+    while engine.stats().free_pages != [2] {
+        assert!(start.elapsed().as_secs() < 10, "the first page is restored");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let (tokens, end) = run(&engine, request(13, 70, 20));
+    assert_eq!((tokens.len(), end.unwrap()), (20, Finish::Length));
+    feed(pipes, |page| page);
+    let (tokens, end) = collect(waits);
+    assert_eq!((tokens, end.unwrap()), (wanted, Finish::Length));
+}
+
+/// An engine that ends does not wait for a disk that does not answer.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_engine_ends_without_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = request(7, 70, 5);
+    let (wanted, _) = run(&open_stored(hybrid_file(), folder.path()), first.clone());
+    pipes(folder.path(), 2);
+    let engine = open_stored(hybrid_file(), folder.path());
+    let waits = engine.submit(first).unwrap();
+    drop(engine);
+    let (tokens, end) = collect_all(waits);
     assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 0)));
 }
