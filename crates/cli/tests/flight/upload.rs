@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::place::{Place, model, printed, stderr};
+use crate::place::{Place, failure, model, printed, stderr};
 use crate::reranker::{self, DOCUMENTS, QUERY, SCORES, TOLERANCE};
 use crate::stand_in::{Store, VERSIONS, run_script};
 
@@ -68,6 +69,48 @@ fn the_store_dies_in_the_middle_and_nothing_is_lost_or_twice() {
         printed(output);
         assert!(told.contains("trying again"), "{told}");
         assert!(told.contains("10000 rows landed in `sentences`; 15 rows read back"), "{told}");
+        upload.compare(version, &store);
+    }
+}
+
+#[test]
+fn a_store_that_asks_to_slow_down_gets_longer_and_longer_pauses() {
+    for version in VERSIONS {
+        let mut store = Store::start(version, &["--slow-down", "1"]);
+        let upload = Upload::new(&store, 2000);
+        printed(upload.place.run(&upload.words()));
+        let puts: Vec<(usize, Duration)> = (0..4).map(|_| store.next_timed_put()).collect();
+        assert!(puts.iter().all(|(rows, _)| *rows == 500), "{puts:?}");
+        for ((_, idle), pause) in puts[1..].iter().zip([250, 500, 1000]) {
+            assert!(*idle >= Duration::from_millis(pause), "{puts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_changed_bit_is_an_error_and_nothing_is_claimed() {
+    for version in VERSIONS {
+        // Of the first six rows, those with the ids 0, 1, 3 and 5 are read back.
+        let store = Store::start(version, &["--flip-bit-of", "3"]);
+        let upload = Upload::new(&store, 6);
+        let output = upload.place.run(&upload.words());
+        let address = format!("127.0.0.1:{}", store.data);
+        let wanted = "expected one row with the id 3 and the bits that were sent, found 1 rows, 0";
+        assert_eq!(failure(&output), format!("the store at {address}: {wanted} of them equal"),);
+    }
+}
+
+#[test]
+fn a_meta_port_that_goes_and_comes_back_is_asked_again() {
+    for version in VERSIONS {
+        let store = Store::start(version, &["--meta-away-after", "1000"]);
+        let upload = Upload::new(&store, 1000);
+        let output = upload.place.run(&upload.words());
+        let told = stderr(&output);
+        printed(output);
+        let meta = format!("cannot reach the store at 127.0.0.1:{}", store.meta);
+        assert!(told.contains(&meta) && told.contains("; trying again in 250 ms"), "{told}");
+        assert!(told.contains("1000 rows landed in `sentences`; 11 rows read back"), "{told}");
         upload.compare(version, &store);
     }
 }

@@ -149,6 +149,8 @@ fn failed(error: bodkin_flight::Error) -> anyhow::Error {
 pub(super) struct StoreOutput {
     upload: Upload,
     dataset: String,
+    /// A row came back changed: how many have landed says nothing any more.
+    is_changed: bool,
 }
 
 impl StoreOutput {
@@ -168,7 +170,8 @@ impl StoreOutput {
             stop,
             note: Arc::new(|text| eprintln!("{text}")),
         };
-        Ok(StoreOutput { upload: Upload::begin(options, dimension)?, dataset })
+        let upload = Upload::begin(options, dimension)?;
+        Ok(StoreOutput { upload, dataset, is_changed: false })
     }
 }
 
@@ -195,7 +198,9 @@ impl Output for StoreOutput {
     }
 
     fn finish(&mut self) -> Result<Option<String>> {
-        let landed = self.upload.finish().map_err(failed)?;
+        let landed = self.upload.finish();
+        self.is_changed = matches!(landed, Err(bodkin_flight::Error::Changed { .. }));
+        let landed = landed.map_err(failed)?;
         let dataset = &self.dataset;
         let had = match landed.skipped {
             0 => String::new(),
@@ -215,6 +220,9 @@ impl Output for StoreOutput {
 
     fn stop(&mut self) -> Option<String> {
         let stopped = self.upload.stop();
+        if self.is_changed {
+            return None;
+        }
         let rows = |n| count(usize::try_from(n).unwrap_or(usize::MAX), "row");
         let dataset = &self.dataset;
         let landed = match stopped.landed {
