@@ -223,6 +223,28 @@ fn rows_bring_their_columns() {
 }
 
 #[test]
+fn numpy_says_which_columns_it_leaves_out() {
+    let place = Place::new();
+    let bert = model("bert");
+    let npy = |file: &str| {
+        let output = place.run(&["embed", &bert, "-f", file, "-o", "out.npy"]);
+        let told = stderr(&output);
+        printed(output);
+        told
+    };
+    std::fs::write(place.path("a.csv"), "id,text,n\n7,a,1\n8,b,2\n").unwrap();
+    let told = npy("a.csv");
+    assert_eq!(told, "--output npy has vectors alone: the text and `id`, `n` are left out\n");
+    let many: String = (0..7).map(|i| format!(",\"c{i}\":{i}")).collect();
+    let rows = format!("{{\"text\":\"a\"}}\n{{\"text\":\"b\"{many}}}\n");
+    std::fs::write(place.path("a.jsonl"), rows).unwrap();
+    let told = npy("a.jsonl");
+    assert!(told.contains("`c0`, `c1`, `c2`, `c3`, `c4` and 2 other columns"), "{told}");
+    std::fs::write(place.path("a.txt"), "a\nb\n").unwrap();
+    assert_eq!(npy("a.txt"), "");
+}
+
+#[test]
 fn marks_and_blank_lines_are_no_text() {
     let place = Place::new();
     let (bert, given) = (model("bert"), lines(&place, &["one hen", "two hens"]));
