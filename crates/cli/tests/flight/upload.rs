@@ -116,6 +116,35 @@ fn a_meta_port_that_goes_and_comes_back_is_asked_again() {
 }
 
 #[test]
+fn rows_of_another_model_or_other_options_are_not_added_to() {
+    for version in VERSIONS {
+        let store = Store::start(version, &[]);
+        let upload = Upload::new(&store, 3);
+        printed(upload.place.run(&upload.words()));
+        fs::write(upload.place.path("sentences.txt"), sentences(5)).unwrap();
+        let resume = |others: &[&str]| {
+            upload.place.run(&[&upload.words()[..], &["--resume"], others].concat())
+        };
+        let wanted = "--resume: dataset `sentences` has rows of another model or of other options";
+        for others in [&["--pooling", "cls"][..], &["--prefix", "query: "], &["--no-normalize"]] {
+            let error = failure(&resume(others));
+            assert!(error.starts_with(wanted), "{error}");
+            assert!(error.contains("\"the fox sees 2 seeds\" the vector that "), "{error}");
+        }
+        let told = stderr(&resume(&[]));
+        assert!(told.contains("2 rows landed in `sentences`, which had 3 others"), "{told}");
+        upload.compare(version, &store);
+        // A text that was cut does not fit without --truncate.
+        let long = "word ".repeat(400);
+        fs::write(upload.place.path("sentences.txt"), format!("{}{long}\n", sentences(5))).unwrap();
+        printed(resume(&["--truncate"]));
+        fs::write(upload.place.path("sentences.txt"), sentences(6)).unwrap();
+        let error = failure(&resume(&[]));
+        assert!(error.starts_with(wanted) && error.contains("word word"), "{error}");
+    }
+}
+
+#[test]
 fn bodkin_is_killed_and_resumes() {
     let version = VERSIONS[1];
     let mut store = Store::start(version, &["--land-ms", "5"]);

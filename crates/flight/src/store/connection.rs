@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::batch::Id;
+use crate::batch::{Id, vector_at};
 use crate::error::{Error, Result, reason_of};
 
 /// The largest message that is read; a store may send 131 072 rows at once.
@@ -253,19 +253,25 @@ impl Store {
         }
     }
 
-    /// The ids of the rows that match all filters, with their texts.
-    pub(crate) async fn texts(&self, dataset: &str, filters: Value) -> Result<Texts> {
-        let mut texts = Texts::new();
+    /// The ids of the rows that match all filters, with their texts; and the text and the vector of
+    /// the last row that has a text.
+    pub(crate) async fn texts(
+        &self,
+        dataset: &str,
+        filters: Value,
+    ) -> Result<(Texts, Option<(String, Vec<f32>)>)> {
+        let (mut texts, mut last) = (Texts::new(), None);
         self.fetch(dataset, filters, |batch| {
             let ids = ids(&batch).ok_or_else(|| Error::Store {
                 address: self.data.address.clone(),
                 reason: format!("dataset `{dataset}`: expected the columns `id` and `text`"),
             })?;
             texts.extend(ids);
+            last = last_with_text(&batch).or(last.take());
             Ok(())
         })
         .await?;
-        Ok(texts)
+        Ok((texts, last))
     }
 }
 
@@ -284,9 +290,22 @@ pub(crate) fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
+/// The column of texts.
+pub(crate) fn texts_of(batch: &RecordBatch) -> Option<&StringArray> {
+    batch.column_by_name("text")?.as_any().downcast_ref()
+}
+
+/// The text and the vector of the last row that has a text.
+fn last_with_text(batch: &RecordBatch) -> Option<(String, Vec<f32>)> {
+    let texts = texts_of(batch)?;
+    let is_text = |row: &usize| texts.is_valid(*row) && !texts.value(*row).is_empty();
+    let row = (0..texts.len()).rev().find(is_text)?;
+    Some((texts.value(row).to_owned(), vector_at(batch, row)?))
+}
+
 /// The id and the hash of the text of each row.
 pub(crate) fn ids(batch: &RecordBatch) -> Option<Vec<(Id, u64)>> {
-    let texts = batch.column_by_name("text")?.as_any().downcast_ref::<StringArray>()?;
+    let texts = texts_of(batch)?;
     let ids = batch.column_by_name("id")?.as_any();
     let texts = texts.iter().map(|text| hash(text.unwrap_or_default()));
     if let Some(ids) = ids.downcast_ref::<Int64Array>() {

@@ -201,7 +201,7 @@ async fn missing(store: &Store, dataset: &str, batch: &RecordBatch) -> Result<Ve
         ]),
         None => json!([]),
     };
-    let landed = store.texts(dataset, filters).await?;
+    let (landed, _) = store.texts(dataset, filters).await?;
     let is_missing: Vec<bool> = rows.iter().map(|(id, _)| !landed.contains_key(id)).collect();
     let mut slices = Vec::new();
     let mut start = 0;

@@ -11,7 +11,7 @@ use arrow_array::RecordBatch;
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{Store, Texts, hash, ids, runtime, system, with_id};
+use super::connection::{Store, Texts, hash, ids, runtime, system, texts_of, with_id};
 use super::seen::Seen;
 use super::sender::{Backoff, PATIENCE, Sender, UploadOptions, settle, unless_stopped};
 use crate::batch::{BatchBuilder, Id, Row, dimension_of, id_of, vector_at};
@@ -38,8 +38,9 @@ pub struct Upload {
     seen: Seen,
     has_text_ids: bool,
     is_told_full: bool,
-    /// Rows that the dataset had before.
+    /// Rows that the dataset had before, and the last of them that has a text.
     present: Texts,
+    present_last: Option<(String, Vec<f32>)>,
     /// All rows of the dataset, before.
     rows_before: u64,
     skipped: u64,
@@ -83,14 +84,14 @@ impl Upload {
         let dataset = options.dataset.as_str();
         // The runtime ends with these questions: nobody would drive what it had left open, and a
         // store that is shut down waits for its connections.
-        let (rows_before, present) = runtime()?.block_on(async {
+        let (rows_before, (present, present_last)) = runtime()?.block_on(async {
             let store = Store::connect(&options.address).await?;
             if store.readiness(dataset).await?.is_none() {
-                return Ok((0, Texts::new()));
+                return Ok((0, (Texts::new(), None)));
             }
             let wrong = |reason| Error::Store { address: options.address.data.clone(), reason };
             let Some(schema) = store.schema(dataset).await? else {
-                return Ok((store.rows(dataset).await?, Texts::new()));
+                return Ok((store.rows(dataset).await?, (Texts::new(), None)));
             };
             match dimension_of(&schema) {
                 Some(found) if found == dimension => {}
@@ -128,6 +129,7 @@ impl Upload {
             has_text_ids: false,
             is_told_full: false,
             present,
+            present_last,
             rows_before,
             skipped: 0,
             pushed: 0,
@@ -139,6 +141,12 @@ impl Upload {
     /// Rows that the store has acknowledged.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Relaxed)
+    }
+
+    /// The text and the vector of the last row that the dataset had before, so that the caller can
+    /// check which model made it. None if it had no row with a text.
+    pub fn last_present(&self) -> Option<(&str, &[f32])> {
+        self.present_last.as_ref().map(|(text, vector)| (text.as_str(), vector.as_slice()))
     }
 
     /// Whether the dataset has a row already, which then is not sent. To be asked once of each row.
@@ -351,8 +359,7 @@ fn checked_id(number: u64, columns: Columns<'_>) -> Result<Id> {
 
 fn last_row(batch: &RecordBatch) -> Option<(Id, String, Vec<f32>)> {
     let row = batch.num_rows().checked_sub(1)?;
-    let texts = batch.column_by_name("text")?.as_any();
-    let text = texts.downcast_ref::<arrow_array::StringArray>()?.value(row).to_owned();
+    let text = texts_of(batch)?.value(row).to_owned();
     let (id, _) = ids(&batch.slice(row, 1))?.pop()?;
     Some((id, text, vector_at(batch, row)?))
 }

@@ -189,6 +189,11 @@ impl Output for StoreOutput {
         None
     }
 
+    fn present(&self) -> Option<(&str, &str, &[f32])> {
+        let (text, vector) = self.upload.last_present()?;
+        Some((&self.dataset, text, vector))
+    }
+
     fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
         self.upload.push(arrow_row(number, row, vector)).map_err(failed)
     }

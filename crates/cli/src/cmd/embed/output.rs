@@ -24,6 +24,11 @@ pub(super) trait Output {
     /// The vector of the last of those rows, if it is at hand.
     fn last(&self) -> Option<&[f32]>;
 
+    /// Of a store that is resumed: the dataset, and the text and the vector of its last row.
+    fn present(&self) -> Option<(&str, &str, &[f32])> {
+        None
+    }
+
     /// Takes the next row.
     fn push(&mut self, number: u64, row: &Row, tokens: usize, vector: &[f32]) -> Result<()>;
 
@@ -257,13 +262,13 @@ pub(super) struct Npy {
     /// As those of [`JsonLines`].
     rows: u64,
     buffered: u64,
+    /// The user knows which columns are left out.
+    is_told: bool,
 }
 
 impl Npy {
     pub(super) fn open(target: Target, resume: bool, dimension: usize) -> Result<Npy> {
         ensure!(target.partial.is_some(), "--output npy: expected --out FILE");
-    /// The user knows which columns are left out.
-    is_told: bool,
         let mut file = target.open(resume)?;
         let failed = || target.failed();
         let row_bytes = (4 * dimension) as u64;
