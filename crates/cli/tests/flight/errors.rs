@@ -1,10 +1,12 @@
 //! What goes wrong with stores and files: one clear line each.
 
 use std::fs;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
 
 use crate::place::{Place, failure, model};
 use crate::server::Server;
-use crate::stand_in::{Store, VERSIONS};
+use crate::stand_in::{Store, VERSIONS, run_script};
 
 /// The line of a command that must fail.
 #[track_caller]
@@ -65,6 +67,53 @@ fn a_wrong_port_or_host_is_named() {
 }
 
 #[test]
+fn a_host_that_is_not_there_or_says_nothing_is_named() {
+    let place = Place::new();
+    let bert = model("bert");
+    // Names under this one never exist.
+    let unknown = ["--flight", "store.invalid", "--dataset", "d"].map(str::to_owned);
+    for command in ["embed", "search"] {
+        let found = error(&place, &[command, &bert, "hello"], &unknown);
+        assert!(found.contains("cannot reach the store at store.invalid:3000: "), "{found}");
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    // It accepts connections and keeps them.
+    std::thread::spawn(move || listener.incoming().collect::<Vec<_>>());
+    let mute = ["--flight", &address, "--flight-meta", &address, "--dataset", "d"];
+    let mute = [&mute[..], &["--flight-timeout", "500ms"]].concat();
+    let mute: Vec<String> = mute.into_iter().map(str::to_owned).collect();
+    for (command, call) in [("embed", "check_readiness"), ("search", "DoGet")] {
+        let start = Instant::now();
+        let found = error(&place, &[command, &bert, "hello"], &mute);
+        let wanted = format!("cannot reach the store at {address}: no answer to {call} in 0.5 s");
+        assert!(found.ends_with(&wanted), "{found}");
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+    let wrong = ["embed", &bert, "x", "--flight", &address, "--flight-timeout", "soon"];
+    assert_eq!(place.run(&wrong).status.code(), Some(2));
+}
+
+#[test]
+fn a_store_that_does_not_come_back_is_given_up() {
+    for version in VERSIONS {
+        let place = Place::new();
+        let bert = model("bert");
+        let store = Store::start(version, &["--die-after", "150"]);
+        fs::write(place.path("lines.txt"), "a hen\n".repeat(400)).unwrap();
+        let embed = ["embed", &bert, "--put-rows", "100", "-f", "lines.txt"];
+        let embed = [&embed[..], &["--flight-timeout", "1s"]].concat();
+        let output = place.run(&[&embed[..], &words(&store.flags("gone"))].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("trying again in 250 ms"), "{told}");
+        assert!(told.contains("100 rows acknowledged by the store, which does not say"), "{told}");
+        let last = told.lines().last().unwrap();
+        assert!(last.starts_with("error: cannot reach the store at 127.0.0.1:"), "{told}");
+    }
+}
+
+#[test]
 fn what_landed_before_an_error_is_told() {
     let place = Place::new();
     let bert = model("bert");
@@ -100,6 +149,44 @@ fn damaged_parquet_and_a_full_disk_are_errors() {
         assert!(found.contains("cannot write /dev/full"), "{found}");
         assert!(found.contains("No space left"), "{found}");
     }
+}
+
+#[test]
+#[cfg(unix)]
+fn a_full_disk_claims_no_row_that_is_not_in_the_arrow_stream() {
+    let place = Place::new();
+    let bert = model("bert");
+    let texts: String = (0..3000).map(|i| format!("{i} hens\n")).collect();
+    fs::write(place.path("texts.txt"), texts).unwrap();
+    let embed = ["embed", &bert, "-f", "texts.txt", "-o"];
+    place.text(&[&embed[..], &["whole.arrows"]].concat());
+    place.text(&[&embed[..], &["whole.parquet"]].concat());
+    let whole = fs::read(place.path("whole.arrows")).unwrap();
+    for out in ["x.arrows", "x.parquet"] {
+        // Files may have 400 000 bytes or so.
+        let output = place.limited(390, &[&embed[..], &[out]].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        let (note, last) = told.trim_end().split_once('\n').unwrap();
+        let claimed: usize = note.split(' ').nth(2).unwrap().parse().unwrap();
+        assert_eq!(note, format!("{out}.partial has {claimed} rows; --resume goes on from there"));
+        assert!(last.starts_with(&format!("error: cannot write {out}.partial: ")), "{told}");
+        assert!(last.contains("File too large"), "{told}");
+        assert!(!place.path(out).exists());
+        // The stream is torn behind the rows that are claimed.
+        let partial = place.path(&format!("{out}.partial"));
+        let rows = run_script(VERSIONS[1], "torn_rows.py", &[partial.to_str().unwrap()]);
+        assert!(claimed > 0 && claimed <= rows.trim().parse().unwrap(), "{told}{rows}");
+        place.text(&[&embed[..], &[out, "--resume"]].concat());
+        assert!(!partial.exists());
+        if out == "x.arrows" {
+            assert!(fs::read(place.path(out)).unwrap() == whole, "the same bytes");
+        }
+    }
+    assert_eq!(
+        place.text(&["embed", &bert, "-f", "x.parquet"]),
+        place.text(&["embed", &bert, "-f", "whole.parquet"]),
+    );
 }
 
 #[test]
@@ -157,7 +244,7 @@ fn ctrl_c_ends_an_upload_to_a_store_that_hangs() {
     let mut command = place.bodkin(&[&embed[..], &words(&store.flags("hung"))].concat());
     let child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
     assert_eq!((store.next_put(), store.next_put()), (100, 0), "the second hangs");
-    let start = std::time::Instant::now();
+    let start = Instant::now();
     let pid = child.id().to_string();
     let signal = std::process::Command::new("kill").args(["-INT", &pid]).status().unwrap();
     assert!(signal.success());

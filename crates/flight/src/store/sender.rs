@@ -18,9 +18,6 @@ use crate::error::{Error, Result};
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 
-/// A store that does not answer, or lands no row, for this long has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
 /// How long a call may take to end after the caller wants to stop.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -134,7 +131,7 @@ impl Backoff {
     /// failed for too long.
     pub(crate) async fn wait(&mut self, error: Error, options: &UploadOptions) -> Result<()> {
         let (since, pause) = self.failing.unwrap_or_else(|| (Instant::now(), FIRST_PAUSE));
-        if !error.is_transient() || since.elapsed() > PATIENCE {
+        if !error.is_transient() || since.elapsed() > options.address.timeout {
             return Err(error);
         }
         (options.note)(&format!("{error}; trying again in {} ms", pause.as_millis()));
@@ -163,6 +160,7 @@ pub(crate) async fn unless_stopped<T>(
 
 /// Waits until nothing that the store has accepted waits any more.
 pub(crate) async fn settle(store: &Store, dataset: &str, stop: &AtomicBool) -> Result<()> {
+    let limit = store.meta.timeout;
     let start = Instant::now();
     while let Some(now) = store.readiness(dataset).await? {
         if now.is_ready {
@@ -172,10 +170,10 @@ pub(crate) async fn settle(store: &Store, dataset: &str, stop: &AtomicBool) -> R
             // Which rows are still queued is not known, and none may be sent twice.
             return Err(Error::Interrupted);
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > limit {
             return Err(Error::Store {
                 address: store.meta.address.clone(),
-                reason: format!("dataset `{dataset}` is busy for {} s", PATIENCE.as_secs()),
+                reason: format!("dataset `{dataset}` is busy for {} s", limit.as_secs_f64()),
             });
         }
         sleep(Duration::from_millis(50)).await;

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::{Store, Texts, hash, ids, runtime, system, texts_of, with_id};
 use super::seen::Seen;
-use super::sender::{Backoff, PATIENCE, Sender, UploadOptions, settle, unless_stopped};
+use super::sender::{Backoff, Sender, UploadOptions, settle, unless_stopped};
 use crate::batch::{BatchBuilder, Id, Row, dimension_of, id_of, vector_at};
 use crate::columns::Columns;
 use crate::error::{Error, Result};
@@ -308,7 +308,7 @@ impl Upload {
             if self.options.stop.load(Relaxed) {
                 return Err(Error::Interrupted);
             }
-            if best.1.elapsed() > PATIENCE {
+            if best.1.elapsed() > store.meta.timeout {
                 let (landed, sent) = (landed.saturating_sub(self.rows_before), self.acknowledged());
                 let reason = format!(
                     "it has accepted {sent} rows, of which {landed} have landed; --resume sends \
