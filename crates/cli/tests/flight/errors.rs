@@ -183,6 +183,17 @@ fn a_full_disk_claims_no_row_that_is_not_in_the_arrow_stream() {
             assert!(fs::read(place.path(out)).unwrap() == whole, "the same bytes");
         }
     }
+    // The stream fits, and the Parquet file that is made of it does not.
+    let output = place.limited(900, &[&embed[..], &["y.parquet"]].concat());
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let wanted = "y.parquet.partial has 3000 rows; --resume goes on from there\n\
+                  error: cannot write y.parquet: ";
+    assert!(told.starts_with(wanted) && told.contains("File too large"), "{told}");
+    let leftovers = place.files().into_iter().filter(|name| name.contains(".bodkin-tmp-"));
+    assert_eq!(leftovers.count(), 0);
+    place.text(&[&embed[..], &["y.parquet", "--resume"]].concat());
+    let bytes = |name: &str| fs::read(place.path(name)).unwrap();
+    assert!(bytes("y.parquet") == bytes("whole.parquet"), "the same bytes");
     assert_eq!(
         place.text(&["embed", &bert, "-f", "x.parquet"]),
         place.text(&["embed", &bert, "-f", "whole.parquet"]),

@@ -110,7 +110,8 @@ impl Output for ArrowFile {
         }
         match (&self.parquet, self.target.partial()) {
             (Some(parquet), Some(stream)) => {
-                crate::output::write(parquet, |out| Ok(parquet_of(stream, out)?))?;
+                let failed = || format!("cannot write {}", parquet.display());
+                crate::output::write(parquet, |out| parquet_of(stream, out).with_context(failed))?;
                 std::fs::remove_file(stream).with_context(|| self.target.failed())?;
             }
             _ => self.target.complete()?,
