@@ -69,8 +69,8 @@ impl Place {
         self.bodkin(args).output().unwrap()
     }
 
-    /// The same where no file can be longer than some KiB, as if the disk were full. The signal that
-    /// such a file causes is ignored.
+    /// The same where no file can be longer than some KiB, as if the disk were full. The signal
+    /// that such a file causes is ignored.
     #[cfg(unix)]
     pub(crate) fn limited(&self, kilobytes: u32, args: &[&str]) -> Output {
         let script = format!("trap '' XFSZ; ulimit -f {kilobytes}; exec \"$@\"");
