@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Result;
 use bodkin::source::{self, Check};
@@ -217,4 +218,18 @@ pub(crate) fn describe(model: &ModelFile) -> String {
 /// Parses a number of 1 or more.
 pub(crate) fn positive(text: &str) -> Result<NonZeroUsize, String> {
     text.parse().map_err(|_| "expected a number of 1 or more".to_owned())
+}
+
+/// Parses a time such as `300`, `30s`, `5m` or `1h`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => f64::NAN,
+    };
+    let seconds = digits.parse::<f64>().map_or(f64::NAN, |n| n * unit);
+    Duration::try_from_secs_f64(seconds).map_err(|_| "expected a time such as 30s, 5m or 1h".into())
 }

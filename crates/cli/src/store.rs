@@ -1,7 +1,11 @@
 //! Which vector store a command uses.
 
+use std::time::Duration;
+
 #[cfg(feature = "flight")]
 use anyhow::{Context, Result};
+
+use crate::arguments::duration;
 
 /// Why a command cannot do something with Arrow.
 #[cfg(not(feature = "flight"))]
@@ -24,6 +28,9 @@ pub(crate) struct StoreArgs {
     /// API key for the store (bearer token)
     #[arg(long, value_name = "KEY", env = "BODKIN_STORE_KEY", hide_env_values = true)]
     api_key: Option<String>,
+    /// Time limit of an answer of the store, and of trying again while it fails
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    flight_timeout: Duration,
 }
 
 #[cfg(feature = "flight")]
@@ -42,7 +49,8 @@ impl StoreArgs {
             false => data.to_owned(),
         };
         let meta = self.flight_meta.clone().unwrap_or_else(|| format!("{host}:3001"));
-        Ok(bodkin_flight::store::Address { data, meta, api_key: self.api_key.clone() })
+        let (api_key, timeout) = (self.api_key.clone(), self.flight_timeout);
+        Ok(bodkin_flight::store::Address { data, meta, api_key, timeout })
     }
 
     /// The dataset.

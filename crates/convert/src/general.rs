@@ -52,7 +52,7 @@ pub(crate) fn write(
 }
 
 /// A name for people: words in lower case get a capital, unless they are versions or sizes.
-fn title(name: &str) -> String {
+pub(crate) fn title(name: &str) -> String {
     if name.contains(' ') {
         return name.to_owned();
     }

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod card;
 mod change;
 mod config;
 mod error;
@@ -13,6 +14,7 @@ mod family;
 mod general;
 mod model;
 mod modules;
+mod repository;
 mod safetensors;
 mod source;
 mod tensors;

@@ -11,6 +11,7 @@ use bodkin_compress::quantize::{self, Choice, Conversion};
 use bodkin_gguf::{Format, Metadata, Tensor, Value};
 use serde_json::Value as Json;
 
+use crate::card;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::family;
@@ -58,6 +59,7 @@ impl Model {
         let tensors = Tensors::plan(family, &config, &weights)?;
         let mut metadata = Metadata::new();
         general::write(&source, &config, family.architecture, &tensors.all, &mut metadata)?;
+        card::write(&source, &mut metadata)?;
         let modules = Modules::read(&source)?;
         family.write_keys(&config, kind.id, modules.pooling, &mut metadata)?;
         modules.write_prompts(&mut metadata);

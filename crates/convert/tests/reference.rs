@@ -4,15 +4,16 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use bodkin_compress::mixture::FileType;
 use bodkin_convert::{Model, Options};
-use bodkin_gguf::{File, Format};
+use bodkin_gguf::{Array, File, Format, Value};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use zip::ZipArchive;
+use zip::write::SimpleFileOptions;
+use zip::{ZipArchive, ZipWriter};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/convert")
@@ -74,6 +75,124 @@ fn folders_give_the_files_of_llama_cpp() {
         let (_root, folder) = unpacked(&name);
         assert_eq!(sha256(&converted(&folder, &Options::default(), 1)), sum, "{name}");
     }
+}
+
+const CARD: &str = r#"---
+# Comments and unknown keys are no matter.
+library_name: transformers
+license:
+- apache-2.0
+- mit
+license_name: "two of them"
+license_link: https://example.org/LICENSE # the text
+base_model: [openai/whisper-small-v2, 'https://huggingface.co/me/hen-1.5']
+model-index:
+- name: hens
+  results: []
+datasets:
+  - ms_marco
+  - flax-sentence-embeddings/stackexchange_xml
+  - wiki-2020
+  - https://example.org/set
+tags:
+- feature-extraction
+- "with, comma"
+pipeline_tag: sentence-similarity
+language:
+- en
+- no
+---
+# Hens
+"#;
+
+/// What llama.cpp's converter makes of that card, in its order.
+const KEYS: [(&str, &str); 23] = [
+    ("license", "apache-2.0,mit"),
+    ("license.name", "two of them"),
+    ("license.link", "https://example.org/LICENSE"),
+    ("base_model.count", "2"),
+    ("base_model.0.name", "Whisper Small v2"),
+    ("base_model.0.version", "v2"),
+    ("base_model.0.organization", "Openai"),
+    ("base_model.0.repo_url", "https://huggingface.co/openai/whisper-small-v2"),
+    ("base_model.1.name", "Hen 1.5"),
+    ("base_model.1.version", "1.5"),
+    ("base_model.1.organization", "Me"),
+    ("base_model.1.repo_url", "https://huggingface.co/me/hen-1.5"),
+    ("dataset.count", "4"),
+    ("dataset.0.name", "Ms_Marco"),
+    ("dataset.1.name", "Stackexchange_Xml"),
+    ("dataset.1.organization", "Flax Sentence Embeddings"),
+    ("dataset.1.repo_url", "https://huggingface.co/flax-sentence-embeddings/stackexchange_xml"),
+    ("dataset.2.name", "Wiki 2020"),
+    ("dataset.2.version", "2020"),
+    ("dataset.3.repo_url", "https://example.org/set"),
+    ("tags", "feature-extraction|with, comma|sentence-similarity"),
+    ("languages", "en|no"),
+    // The first key that is not of the model as a whole.
+    ("", "bert.block_count"),
+];
+
+/// The keys behind the model's size, with their values as text.
+fn keys_of_card(path: &Path) -> Vec<(String, String)> {
+    let model = Model::open(path, &Options::default()).unwrap();
+    let keys = model.metadata().iter().skip_while(|(key, _)| *key != "general.size_label");
+    let mut found = Vec::new();
+    for (key, value) in keys.skip(1) {
+        let Some(name) = key.strip_prefix("general.") else {
+            found.push((String::new(), key.to_owned()));
+            break;
+        };
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        let value = match value {
+            Value::String(bytes) => text(bytes),
+            Value::U32(number) => number.to_string(),
+            Value::Array(Array::String(items)) => {
+                items.iter().map(|item| text(item)).collect::<Vec<_>>().join("|")
+            }
+            other => panic!("{key}: {other:?}"),
+        };
+        found.push((name.to_owned(), value));
+    }
+    found
+}
+
+#[test]
+fn model_cards_give_the_keys_of_llama_cpp() {
+    let wanted = KEYS.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let (root, folder) = unpacked("bert");
+    let plain = keys_of_card(&folder);
+    assert_eq!(plain, wanted[22..]);
+    fs::write(folder.join("README.md"), CARD).unwrap();
+    assert_eq!(keys_of_card(&folder), wanted);
+    for (name, inside) in [("bert.zip", "bert"), ("hens-1.0-py3-none-any.whl", "hens/model")] {
+        let path = root.path().join(name);
+        let mut zip = ZipWriter::new(fs::File::create(&path).unwrap());
+        let entries = walk(&folder);
+        for file in &entries {
+            let name = file.strip_prefix(&folder).unwrap().to_str().unwrap();
+            zip.start_file(format!("{inside}/{name}"), SimpleFileOptions::default()).unwrap();
+            zip.write_all(&fs::read(file).unwrap()).unwrap();
+        }
+        zip.finish().unwrap();
+        assert_eq!(keys_of_card(&path), wanted, "{name}");
+    }
+    // A card that is no card, or not whole, says nothing.
+    let long = format!("---\nlicense: mit\n{}---\n", "# a\n".repeat(100_000));
+    for card in [&b""[..], b"license: mit", b"---\nlicense: mit", b"---\nlicense: \xff\n---\n"]
+        .into_iter()
+        .chain([long.as_bytes(), b"---\n[{: -\n---\n"])
+    {
+        fs::write(folder.join("README.md"), card).unwrap();
+        assert_eq!(keys_of_card(&folder), wanted[22..]);
+    }
+}
+
+/// All files of a folder.
+fn walk(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = |path: PathBuf| if path.is_dir() { walk(&path) } else { vec![path] };
+    entries.flat_map(files).collect()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //!     cargo run --release -p bodkin-flight --example put_rate -- DATA META ROWS DIMENSION
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bodkin_flight::store::{Address, Upload, UploadOptions};
 use bodkin_flight::{Columns, Row};
@@ -14,7 +14,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err("expected DATA META ROWS DIMENSION".into());
     };
     let (rows, dimension): (u64, usize) = (rows.parse()?, dimension.parse()?);
-    let address = Address { data: data.clone(), meta: meta.clone(), api_key: None };
+    let timeout = Duration::from_secs(60);
+    let address = Address { data: data.clone(), meta: meta.clone(), api_key: None, timeout };
     let options = UploadOptions {
         address,
         dataset: "rate".to_owned(),

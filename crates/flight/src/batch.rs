@@ -1,6 +1,7 @@
 //! Rows with a vector as record batches. The schema is made here alone, because stores compare it
 //! to the last detail.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,6 +25,15 @@ pub enum Id {
     Number(i64),
     /// Any text.
     Text(String),
+}
+
+impl fmt::Display for Id {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Id::Number(id) => write!(f, "{id}"),
+            Id::Text(id) => write!(f, "{id:?}"),
+        }
+    }
 }
 
 /// A text with its vector.

@@ -58,6 +58,21 @@ pub enum Error {
         /// What was expected and found.
         reason: String,
     },
+    /// A row that was read back is not the one that was sent.
+    #[error(
+        "the store at {address}: expected one row with the id {id} and the bits that were sent, \
+         found {rows} rows, {equal} of them equal"
+    )]
+    Changed {
+        /// `HOST:PORT`.
+        address: String,
+        /// The row's id.
+        id: String,
+        /// The rows with this id.
+        rows: u64,
+        /// Those of them with the text and the bits that were sent.
+        equal: u64,
+    },
     /// The service cannot listen.
     #[error("cannot listen on {address}: {reason}")]
     Listen {

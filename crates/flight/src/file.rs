@@ -12,6 +12,7 @@ use arrow_ipc::writer::StreamWriter;
 use arrow_schema::SchemaRef;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
 use parquet::file::properties::WriterProperties;
 
 use crate::batch::{dimension_of, vector_at};
@@ -162,11 +163,21 @@ pub fn parquet_of(stream: &Path, out: impl Write + Send) -> Result<()> {
         .set_max_row_group_row_count(Some(GROUP_ROWS))
         .build();
     let writer = ArrowWriter::try_new(out, reader.schema(), Some(properties));
-    let as_arrow = |error: parquet::errors::ParquetError| Error::Arrow(error.into());
-    let mut writer = writer.map_err(as_arrow)?;
+    let mut writer = writer.map_err(of_parquet)?;
     for batch in reader {
-        writer.write(&batch?).map_err(as_arrow)?;
+        writer.write(&batch?).map_err(of_parquet)?;
     }
-    writer.close().map_err(as_arrow)?;
+    writer.close().map_err(of_parquet)?;
     Ok(())
+}
+
+/// An error of the system stays one.
+fn of_parquet(error: ParquetError) -> Error {
+    match error {
+        ParquetError::External(cause) => match cause.downcast::<std::io::Error>() {
+            Ok(error) => Error::Arrow((*error).into()),
+            Err(cause) => Error::Arrow(ParquetError::External(cause).into()),
+        },
+        error => Error::Arrow(error.into()),
+    }
 }

@@ -48,7 +48,8 @@ that share it where pooling is `last`; otherwise every text computes it.
 
 Without --output the format is that of files with --out's name, or else JSON.
 --out FILE is FILE.partial until it is complete; --resume goes on with it, for the same texts,
-model and options: the last row that is there must have the vector that it would get now.
+model and options: the last row that is there must have the vector that it would get now. So must
+the last row of a store's dataset, within rounding.
 Arrow is a stream of record batches with the columns id, vector, text and those of the caller; ids
 count rows from 0 unless there is a column `id`. A store gets the same and a timestamp, is asked
 whether all rows have landed, and some are read back. Arrow, Parquet and stores need a bodkin that
@@ -149,6 +150,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let ended = Arc::clone(&stop);
     let _catch = interrupt::catch(move || ended.store(true, Relaxed));
     let mut run = Run { encoder, name, output, stop, texts: 0, truncated: 0 };
+    run.check_present()?;
     let result = match args.tokens.is_empty() {
         true => run.all(rows),
         false => {
@@ -313,6 +315,25 @@ impl Run {
         Ok(())
     }
 
+    /// Whether the store's rows have the vectors that this run would give them: the last of them.
+    fn check_present(&self) -> Result<()> {
+        let Some((dataset, text, found)) = self.output.present() else { return Ok(()) };
+        let tokens = self.encoder.tokenize(text)?;
+        let fits = tokens.len() <= self.encoder.context() || self.encoder.options().truncate;
+        let vector = match fits {
+            true => self.encoder.submit(vec![tokens])?.next().transpose()?.unwrap_or_default(),
+            false => Vec::new(),
+        };
+        ensure!(
+            is_same(found, &vector),
+            "--resume: dataset `{dataset}` has rows of another model or of other options: expected \
+             for its text {} the vector that {} gives it now",
+            shortened(text),
+            self.name
+        );
+        Ok(())
+    }
+
     fn tokenize(&self, number: u64, text: &str) -> Result<Vec<u32>> {
         let tokens = self.encoder.tokenize(text)?;
         let (limit, found) = (self.encoder.context(), tokens.len());
@@ -345,6 +366,24 @@ impl Run {
             self.output.push(*number, row, tokens, &vector?)?;
         }
         self.output.flush()
+    }
+}
+
+/// Whether two vectors are of one text, model and options. Unlike a file, a dataset gets rows from
+/// several machines, which round differently: cosines of 0.9999, or a distance of 0.014.
+fn is_same(a: &[f32], b: &[f32]) -> bool {
+    const DISTANCE_MAX: f32 = 0.02;
+    let square = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
+    let distance = square(&mut a.iter().zip(b).map(|(a, b)| a - b));
+    a.len() == b.len() && distance <= DISTANCE_MAX * square(&mut a.iter().copied())
+}
+
+/// The beginning of a text, in quotes.
+fn shortened(text: &str) -> String {
+    const CHARS_MAX: usize = 40;
+    match text.char_indices().nth(CHARS_MAX) {
+        Some((end, _)) => format!("{:?}...", &text[..end]),
+        None => format!("{text:?}"),
     }
 }
 

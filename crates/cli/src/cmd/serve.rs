@@ -13,7 +13,7 @@ use bodkin::Pooling;
 use bodkin_serve::{ModelSpec, Server, ServerOptions, Tls};
 use serde_json::Value;
 
-use crate::arguments::{Machine, bytes};
+use crate::arguments::{Machine, bytes, duration};
 use crate::interrupt;
 use crate::progress::reporter;
 use crate::text;
@@ -228,20 +228,6 @@ fn spec(model: &str) -> ModelSpec {
         }
     };
     ModelSpec { id: id.to_owned(), source: source.to_owned() }
-}
-
-/// Parses a time such as `300`, `30s`, `5m` or `1h`.
-fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &text[digits.len()..] {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => f64::NAN,
-    };
-    let seconds = digits.parse::<f64>().map_or(f64::NAN, |n| n * unit);
-    Duration::try_from_secs_f64(seconds).map_err(|_| "expected a time such as 30s, 5m or 1h".into())
 }
 
 /// Raises the limit of open files to the highest that the system grants: each connection is a file,

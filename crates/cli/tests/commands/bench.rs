@@ -112,6 +112,35 @@ fn json_has_numbers_that_agree() {
 }
 
 #[test]
+fn encoders_have_texts_a_second_and_their_share_of_the_limit() {
+    let args = ["bench", &model("bert"), "-p", "32", "-s", "1,4", "-r", "2", "-o", "json"];
+    let rows: Value = serde_json::from_str(&Place::new().text(&args)).unwrap();
+    assert_eq!(tests(&rows), ["pp32", "pp32 x4"]);
+    let mut operations = Vec::new();
+    for (row, texts) in rows.as_array().unwrap().iter().zip([1.0, 4.0]) {
+        let fields: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(fields[..FIELDS.len()], FIELDS);
+        assert_eq!(fields[FIELDS.len()..], ["avg_texts_s", "gop_s", "compute_share"]);
+        let number = |key: &str| row[key].as_f64().unwrap();
+        assert_eq!((number("n_prompt"), number("n_gen")), (32.0, 0.0));
+        // Tokens a second are those of all texts.
+        let ns: Vec<f64> =
+            row["samples_ns"].as_array().unwrap().iter().map(|ns| ns.as_f64().unwrap()).collect();
+        let rates = ns.iter().map(|ns| 32.0 * texts / ns * 1e9).sum::<f64>() / ns.len() as f64;
+        assert!((number("avg_ts") / rates - 1.0).abs() < 1e-9, "{row}");
+        assert!((number("avg_texts_s") * 32.0 / rates - 1.0).abs() < 1e-9, "{row}");
+        // The limit is a speed of the device's arithmetic, which no run can exceed by much.
+        let share = number("compute_share");
+        assert!(share > 0.0 && share < 1.5, "{row}");
+        operations.push(number("gop_s") / number("avg_texts_s"));
+    }
+    // A text has the same operations in company, and at least two for each weight of a matrix and
+    // each token: the layers have more than 50 000 weights.
+    assert!((operations[0] / operations[1] - 1.0).abs() < 0.05, "{operations:?}");
+    assert!(operations[0] > 2.0 * 32.0 * 50_000.0 / 1e9, "{operations:?}");
+}
+
+#[test]
 fn sequences_generate_at_the_same_time() {
     let rows = bench(&Place::new(), &["-p", "0", "-n", "4", "-s", "1,2", "-o", "json"]);
     let rows: Value = serde_json::from_str(&rows).unwrap();

@@ -69,6 +69,19 @@ impl Place {
         self.bodkin(args).output().unwrap()
     }
 
+    /// The same where no file can be longer than some KiB, as if the disk were full. The signal
+    /// that such a file causes is ignored.
+    #[cfg(unix)]
+    pub(crate) fn limited(&self, kilobytes: u32, args: &[&str]) -> Output {
+        let script = format!("trap '' XFSZ; ulimit -f {kilobytes}; exec \"$@\"");
+        let command = self.bodkin(args);
+        let mut limited = Command::new("bash");
+        limited.args(["-c", &script, "bash"]).arg(command.get_program()).args(command.get_args());
+        let variables = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        limited.envs(variables).current_dir(self.root.path()).stdin(Stdio::null());
+        limited.output().unwrap()
+    }
+
     /// What a successful command prints.
     pub(crate) fn text(&self, args: &[&str]) -> String {
         printed(self.run(args))

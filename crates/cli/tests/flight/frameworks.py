@@ -10,7 +10,7 @@ from langchain_openai import OpenAIEmbeddings
 url = sys.argv[1]
 texts = ["one hen", "two hens", "the garden"]
 
-# LangChain would count tokens with OpenAI's vocabulary, which it downloads.
+# LangChain would send ids of OpenAI's vocabulary, which it downloads: docs/serving.md.
 client = OpenAIEmbeddings(base_url=url, api_key="none", model="bert",
                           check_embedding_ctx_length=False)
 wanted = client.embed_documents(texts)

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use crate::python::python;
 
@@ -74,9 +75,15 @@ impl Store {
 
     /// Waits for the acknowledgement of a stream; its rows.
     pub(crate) fn next_put(&mut self) -> usize {
+        self.next_timed_put().0
+    }
+
+    /// The same, and the time since the acknowledgement of the stream before.
+    pub(crate) fn next_timed_put(&mut self) -> (usize, Duration) {
         let mut line = String::new();
         self.out.read_line(&mut line).unwrap();
-        line.trim().strip_prefix("put ").unwrap().parse().unwrap()
+        let (rows, idle) = line.trim().strip_prefix("put ").unwrap().split_once(' ').unwrap();
+        (rows.parse().unwrap(), Duration::from_millis(idle.parse().unwrap()))
     }
 
     /// The flags of a command that uses it.

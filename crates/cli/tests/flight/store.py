@@ -1,5 +1,6 @@
 """A vector store with Longbow's two ports, for tests: what it accepts lands later, what it has
-acknowledged is on disk, and it can be told to be slow, to refuse keys, to hang, and to die."""
+acknowledged is on disk, and it can be told to be slow, to refuse keys, to hang, to die, to change
+a bit of a row, and to close its meta port for a while."""
 
 import argparse
 import json
@@ -43,6 +44,8 @@ class Store:
         self.puts = 0
         self.accepted = 0
         self.hangs = False
+        self.last_put = None
+        self.meta = None
         for name in sorted(os.listdir(options.folder)) if options.folder else []:
             with pyarrow.OSFile(os.path.join(options.folder, name)) as file:
                 reader = pyarrow.ipc.open_stream(file)
@@ -79,6 +82,7 @@ class Store:
         os.rename(path + ".new", path)
 
     def put(self, name, reader, writer):
+        idle = time.monotonic() - self.last_put if self.last_put else 0
         with self.lock:
             dataset = self.open(name, reader.schema)
         self.puts += 1
@@ -87,7 +91,7 @@ class Store:
                 {"status": "slow_down", "reason": "wal_pressure"}).encode())
         if self.options.hang_after and self.accepted >= self.options.hang_after:
             self.hangs = True
-            print("put", 0, flush=True)
+            print("put", 0, 0, flush=True)
             threading.Event().wait()
         batches = [chunk.data for chunk in reader]
         rows = sum(batch.num_rows for batch in batches)
@@ -100,7 +104,20 @@ class Store:
             self.persist(name, batches)
         with self.lock:
             dataset.waiting.extend(batches)
-        print("put", rows, flush=True)
+        if self.options.meta_away_after and self.accepted >= self.options.meta_away_after:
+            self.options.meta_away_after = 0
+            self.close_meta()
+        # The rows, and how long before them no stream came, in milliseconds.
+        print("put", rows, int(1000 * idle), flush=True)
+        self.last_put = time.monotonic()
+
+    def open_meta(self, port):
+        self.meta = Port(self, port, True)
+
+    def close_meta(self):
+        port = self.meta.port
+        self.meta.shutdown()
+        threading.Timer(1, self.open_meta, [port]).start()
 
     def land(self):
         while True:
@@ -141,7 +158,19 @@ class Store:
             value = int(value) if pyarrow.types.is_integer(column.type) else str(value)
             operator = OPERATORS[item.get("operator") or item["op"]]
             table = table.filter(operator(column, pyarrow.scalar(value, column.type)))
+        if self.options.flip_bit_of is not None:
+            table = self.with_flipped_bit(table, self.options.flip_bit_of)
         return flight.RecordBatchStream(table)
+
+    def with_flipped_bit(self, table, row):
+        """The last bit of the last value of a row's vector is another one."""
+        column = table["vector"].combine_chunks()
+        values = column.flatten().to_numpy().copy()
+        found = [i for i, other in enumerate(table["id"].to_pylist()) if other == row]
+        values.view(numpy.uint32).reshape(-1, column.type.list_size)[found, -1] ^= 1
+        vectors = pyarrow.FixedSizeListArray.from_arrays(values, type=column.type)
+        index = table.schema.get_field_index("vector")
+        return table.set_column(index, table.schema.field(index), vectors)
 
     def search(self, asked):
         unknown = set(asked) - SEARCH_KEYS
@@ -233,11 +262,13 @@ def main():
     parser.add_argument("--slow-down", type=int, default=0)
     parser.add_argument("--die-after", type=int, default=0)
     parser.add_argument("--hang-after", type=int, default=0)
+    parser.add_argument("--flip-bit-of", type=int)
+    parser.add_argument("--meta-away-after", type=int, default=0)
     parser.add_argument("--api-key")
     store = Store(parser.parse_args())
     data = Port(store, store.options.data_port, False)
-    meta = Port(store, store.options.meta_port, True)
-    print("ports", data.port, meta.port, flush=True)
+    store.open_meta(store.options.meta_port)
+    print("ports", data.port, store.meta.port, flush=True)
     data.serve()
 
 

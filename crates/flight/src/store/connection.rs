@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::batch::Id;
+use crate::batch::{Id, vector_at};
 use crate::error::{Error, Result, reason_of};
 
 /// The largest message that is read; a store may send 131 072 rows at once.
@@ -27,9 +27,8 @@ const MESSAGE_BYTES: usize = 1 << 30;
 /// The largest message that is sent, less headers; stores glue small ones.
 const SENT_BYTES: usize = 16 << 20;
 
-/// How long a connection may take, a question, and the acknowledgement of a batch.
+/// How long a connection may take at most, and the acknowledgement of a batch.
 const CONNECT_TIME: Duration = Duration::from_secs(10);
-const CALL_TIME: Duration = Duration::from_secs(60);
 const PUT_TIME: Duration = Duration::from_secs(180);
 
 /// Where a store is and who asks.
@@ -41,6 +40,8 @@ pub struct Address {
     pub meta: String,
     /// Sent as a bearer token.
     pub api_key: Option<String>,
+    /// How long the answer to a question may take, and how long a store that fails is tried again.
+    pub timeout: Duration,
 }
 
 /// One port of a store.
@@ -48,10 +49,11 @@ pub(crate) struct Port {
     pub(crate) address: String,
     inner: FlightServiceClient<Channel>,
     api_key: Option<String>,
+    pub(crate) timeout: Duration,
 }
 
 impl Port {
-    async fn connect(address: &str, api_key: Option<&str>) -> Result<Port> {
+    async fn connect(address: &str, store: &Address) -> Result<Port> {
         let unreachable = |error: &(dyn std::error::Error + 'static)| Error::Unreachable {
             address: address.to_owned(),
             reason: reason_of(error),
@@ -59,14 +61,15 @@ impl Port {
         let endpoint = Endpoint::from_shared(format!("http://{address}"));
         let endpoint = endpoint.map_err(|error| unreachable(&error))?;
         let endpoint = endpoint
-            .connect_timeout(CONNECT_TIME)
+            .connect_timeout(store.timeout.min(CONNECT_TIME))
             .initial_stream_window_size(Some(16 << 20))
             .initial_connection_window_size(Some(16 << 20));
         let channel: Channel = endpoint.connect().await.map_err(|error| unreachable(&error))?;
         let inner = FlightServiceClient::new(channel)
             .max_decoding_message_size(MESSAGE_BYTES)
             .max_encoding_message_size(MESSAGE_BYTES);
-        Ok(Port { address: address.to_owned(), inner, api_key: api_key.map(str::to_owned) })
+        let (api_key, timeout) = (store.api_key.clone(), store.timeout);
+        Ok(Port { address: address.to_owned(), inner, api_key, timeout })
     }
 
     /// A client for one call.
@@ -90,7 +93,7 @@ impl Port {
             Ok(answer) => answer.map_err(|error| Error::of_call(&self.address, call, error)),
             Err(_) => Err(Error::Unreachable {
                 address: self.address.clone(),
-                reason: format!("no answer to {call} in {} s", limit.as_secs()),
+                reason: format!("no answer to {call} in {} s", limit.as_secs_f64()),
             }),
         }
     }
@@ -116,9 +119,8 @@ pub(crate) type Texts = HashMap<Id, u64>;
 
 impl Store {
     pub(crate) async fn connect(address: &Address) -> Result<Store> {
-        let key = address.api_key.as_deref();
-        let data = Port::connect(&address.data, key).await?;
-        let meta = Port::connect(&address.meta, key).await?;
+        let data = Port::connect(&address.data, address).await?;
+        let meta = Port::connect(&address.meta, address).await?;
         Ok(Store { data, meta })
     }
 
@@ -188,7 +190,8 @@ impl Store {
         let criteria = json!({ "filters": filters }).to_string();
         let mut client = self.meta.client()?;
         let answer = async move { client.list_flights(criteria).await?.try_collect().await };
-        let found: Vec<FlightInfo> = self.meta.within(CALL_TIME, "ListFlights", answer).await?;
+        let found: Vec<FlightInfo> =
+            self.meta.within(self.meta.timeout, "ListFlights", answer).await?;
         Ok(found.iter().any(|info| {
             let path = info.flight_descriptor.as_ref().map(|found| found.path.as_slice());
             path.is_some_and(|path| path.first().is_some_and(|name| name == dataset))
@@ -208,7 +211,7 @@ impl Store {
             let results: Vec<_> = client.do_action(action).await?.try_collect().await?;
             Ok(results.into_iter().next().unwrap_or_default().to_vec())
         };
-        port.within(CALL_TIME, call, answer).await
+        port.within(port.timeout, call, answer).await
     }
 
     /// The schema of a dataset. None if there is no such dataset, or nothing in it.
@@ -225,7 +228,8 @@ impl Store {
             }
             Ok(None)
         };
-        none_if_absent(self.data.within(CALL_TIME, "DoGet", answer).await).map(Option::flatten)
+        none_if_absent(self.data.within(self.data.timeout, "DoGet", answer).await)
+            .map(Option::flatten)
     }
 
     /// Calls `each` with the rows of a dataset that match all filters. Whether it exists.
@@ -241,11 +245,11 @@ impl Store {
             false => json!({ "name": dataset, "filters": filters }),
         };
         let begin = async move { client.do_get(Ticket::new(ticket.to_string())).await };
-        let begun = none_if_absent(self.data.within(CALL_TIME, "DoGet", begin).await)?;
+        let begun = none_if_absent(self.data.within(self.data.timeout, "DoGet", begin).await)?;
         let Some(mut rows) = begun else { return Ok(false) };
         loop {
             let next = async { rows.next().await.transpose() };
-            match none_if_absent(self.data.within(CALL_TIME, "DoGet", next).await)? {
+            match none_if_absent(self.data.within(self.data.timeout, "DoGet", next).await)? {
                 Some(Some(batch)) => each(batch)?,
                 Some(None) => return Ok(true),
                 None => return Ok(false),
@@ -253,19 +257,25 @@ impl Store {
         }
     }
 
-    /// The ids of the rows that match all filters, with their texts.
-    pub(crate) async fn texts(&self, dataset: &str, filters: Value) -> Result<Texts> {
-        let mut texts = Texts::new();
+    /// The ids of the rows that match all filters, with their texts; and the text and the vector of
+    /// the last row that has a text.
+    pub(crate) async fn texts(
+        &self,
+        dataset: &str,
+        filters: Value,
+    ) -> Result<(Texts, Option<(String, Vec<f32>)>)> {
+        let (mut texts, mut last) = (Texts::new(), None);
         self.fetch(dataset, filters, |batch| {
             let ids = ids(&batch).ok_or_else(|| Error::Store {
                 address: self.data.address.clone(),
                 reason: format!("dataset `{dataset}`: expected the columns `id` and `text`"),
             })?;
             texts.extend(ids);
+            last = last_with_text(&batch).or(last.take());
             Ok(())
         })
         .await?;
-        Ok(texts)
+        Ok((texts, last))
     }
 }
 
@@ -284,9 +294,22 @@ pub(crate) fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
+/// The column of texts.
+pub(crate) fn texts_of(batch: &RecordBatch) -> Option<&StringArray> {
+    batch.column_by_name("text")?.as_any().downcast_ref()
+}
+
+/// The text and the vector of the last row that has a text.
+fn last_with_text(batch: &RecordBatch) -> Option<(String, Vec<f32>)> {
+    let texts = texts_of(batch)?;
+    let is_text = |row: &usize| texts.is_valid(*row) && !texts.value(*row).is_empty();
+    let row = (0..texts.len()).rev().find(is_text)?;
+    Some((texts.value(row).to_owned(), vector_at(batch, row)?))
+}
+
 /// The id and the hash of the text of each row.
 pub(crate) fn ids(batch: &RecordBatch) -> Option<Vec<(Id, u64)>> {
-    let texts = batch.column_by_name("text")?.as_any().downcast_ref::<StringArray>()?;
+    let texts = texts_of(batch)?;
     let ids = batch.column_by_name("id")?.as_any();
     let texts = texts.iter().map(|text| hash(text.unwrap_or_default()));
     if let Some(ids) = ids.downcast_ref::<Int64Array>() {

@@ -14,12 +14,9 @@ use super::connection::{Address, Store, ids, runtime};
 use crate::batch::Id;
 use crate::error::{Error, Result};
 
-/// Pauses between attempts, and after the store asked to slow down.
+/// Pauses between attempts, and before the next batch if the store asked to slow down.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-
-/// A store that does not answer, or lands no row, for this long has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a call may take to end after the caller wants to stop.
 const GRACE: Duration = Duration::from_secs(2);
@@ -70,24 +67,16 @@ impl Sender {
 
     /// Sends a batch until the store has it.
     async fn deliver(&mut self, store: &mut Option<Store>, batch: &RecordBatch) -> Result<()> {
-        let mut failing: Option<Instant> = None;
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::default();
         loop {
             if self.options.stop.load(Relaxed) {
                 return Err(Error::Interrupted);
             }
-            let error = match self.attempt(store, batch, failing.is_some()).await {
+            match self.attempt(store, batch, backoff.has_failed()).await {
                 Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            let since = *failing.get_or_insert_with(Instant::now);
-            if !error.is_transient() || since.elapsed() > PATIENCE {
-                return Err(error);
+                Err(error) => backoff.wait(error, &self.options).await?,
             }
-            (self.options.note)(&format!("{error}; trying again in {} ms", pause.as_millis()));
             *store = None;
-            sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
@@ -113,12 +102,41 @@ impl Sender {
         if rows.is_empty() {
             return Ok(());
         }
+        // The pause comes before the next batch: this one counts as acknowledged at once, and the
+        // last one delays nothing.
+        sleep(self.pause).await;
         let slow_down = store.put(dataset, batch.schema(), rows).await?;
         self.pause = match slow_down {
             true => (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
             false => Duration::ZERO,
         };
-        sleep(self.pause).await;
+        Ok(())
+    }
+}
+
+/// The pauses between attempts at something that has failed.
+#[derive(Default)]
+pub(crate) struct Backoff {
+    /// When it failed first, and the next pause.
+    failing: Option<(Instant, Duration)>,
+}
+
+impl Backoff {
+    /// Whether an attempt has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failing.is_some()
+    }
+
+    /// Waits before the next attempt. The error, if another attempt would be in vain, or all have
+    /// failed for too long.
+    pub(crate) async fn wait(&mut self, error: Error, options: &UploadOptions) -> Result<()> {
+        let (since, pause) = self.failing.unwrap_or_else(|| (Instant::now(), FIRST_PAUSE));
+        if !error.is_transient() || since.elapsed() > options.address.timeout {
+            return Err(error);
+        }
+        (options.note)(&format!("{error}; trying again in {} ms", pause.as_millis()));
+        sleep(pause).await;
+        self.failing = Some((since, (pause * 2).min(LONGEST_PAUSE)));
         Ok(())
     }
 }
@@ -142,6 +160,7 @@ pub(crate) async fn unless_stopped<T>(
 
 /// Waits until nothing that the store has accepted waits any more.
 pub(crate) async fn settle(store: &Store, dataset: &str, stop: &AtomicBool) -> Result<()> {
+    let limit = store.meta.timeout;
     let start = Instant::now();
     while let Some(now) = store.readiness(dataset).await? {
         if now.is_ready {
@@ -151,10 +170,10 @@ pub(crate) async fn settle(store: &Store, dataset: &str, stop: &AtomicBool) -> R
             // Which rows are still queued is not known, and none may be sent twice.
             return Err(Error::Interrupted);
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > limit {
             return Err(Error::Store {
                 address: store.meta.address.clone(),
-                reason: format!("dataset `{dataset}` is busy for {} s", PATIENCE.as_secs()),
+                reason: format!("dataset `{dataset}` is busy for {} s", limit.as_secs_f64()),
             });
         }
         sleep(Duration::from_millis(50)).await;
@@ -180,7 +199,7 @@ async fn missing(store: &Store, dataset: &str, batch: &RecordBatch) -> Result<Ve
         ]),
         None => json!([]),
     };
-    let landed = store.texts(dataset, filters).await?;
+    let (landed, _) = store.texts(dataset, filters).await?;
     let is_missing: Vec<bool> = rows.iter().map(|(id, _)| !landed.contains_key(id)).collect();
     let mut slices = Vec::new();
     let mut start = 0;

@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use serde_json::json;
-use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{Store, Texts, hash, ids, runtime, system, with_id};
+use super::connection::{Store, Texts, hash, ids, runtime, system, texts_of, with_id};
 use super::seen::Seen;
-use super::sender::{PATIENCE, Sender, UploadOptions, settle, unless_stopped};
+use super::sender::{Backoff, Sender, UploadOptions, settle, unless_stopped};
 use crate::batch::{BatchBuilder, Id, Row, dimension_of, id_of, vector_at};
 use crate::columns::Columns;
 use crate::error::{Error, Result};
@@ -39,8 +38,9 @@ pub struct Upload {
     seen: Seen,
     has_text_ids: bool,
     is_told_full: bool,
-    /// Rows that the dataset had before.
+    /// Rows that the dataset had before, and the last of them that has a text.
     present: Texts,
+    present_last: Option<(String, Vec<f32>)>,
     /// All rows of the dataset, before.
     rows_before: u64,
     skipped: u64,
@@ -48,7 +48,6 @@ pub struct Upload {
     /// Rows to read back: the first, the second, the fourth and so on, and the last.
     sample: Vec<(Id, String, Vec<f32>)>,
     last: Option<(Id, String, Vec<f32>)>,
-    runtime: Runtime,
 }
 
 /// What an upload did.
@@ -82,16 +81,17 @@ impl Upload {
     /// If the store cannot be reached, or the dataset holds other vectors, or has rows and nobody
     /// asked to resume.
     pub fn begin(options: UploadOptions, dimension: usize) -> Result<Upload> {
-        let runtime = runtime()?;
         let dataset = options.dataset.as_str();
-        let (rows_before, present) = runtime.block_on(async {
+        // The runtime ends with these questions: nobody would drive what it had left open, and a
+        // store that is shut down waits for its connections.
+        let (rows_before, (present, present_last)) = runtime()?.block_on(async {
             let store = Store::connect(&options.address).await?;
             if store.readiness(dataset).await?.is_none() {
-                return Ok((0, Texts::new()));
+                return Ok((0, (Texts::new(), None)));
             }
             let wrong = |reason| Error::Store { address: options.address.data.clone(), reason };
             let Some(schema) = store.schema(dataset).await? else {
-                return Ok((store.rows(dataset).await?, Texts::new()));
+                return Ok((store.rows(dataset).await?, (Texts::new(), None)));
             };
             match dimension_of(&schema) {
                 Some(found) if found == dimension => {}
@@ -129,18 +129,24 @@ impl Upload {
             has_text_ids: false,
             is_told_full: false,
             present,
+            present_last,
             rows_before,
             skipped: 0,
             pushed: 0,
             sample: Vec::new(),
             last: None,
-            runtime,
         })
     }
 
     /// Rows that the store has acknowledged.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Relaxed)
+    }
+
+    /// The text and the vector of the last row that the dataset had before, so that the caller can
+    /// check which model made it. None if it had no row with a text.
+    pub fn last_present(&self) -> Option<(&str, &[f32])> {
+        self.present_last.as_ref().map(|(text, vector)| (text.as_str(), vector.as_slice()))
     }
 
     /// Whether the dataset has a row already, which then is not sent. To be asked once of each row.
@@ -152,10 +158,6 @@ impl Upload {
         let id = checked_id(number, columns)?;
         let wrong = |reason| Err(Error::Row { row: number + 1, reason });
         if let Some(before) = self.seen.insert(&id, number) {
-            let id = match &id {
-                Id::Number(id) => id.to_string(),
-                Id::Text(id) => format!("{id:?}"),
-            };
             return wrong(format!("`id`: row {} has {id} already", before + 1));
         }
         self.tell(&id);
@@ -249,15 +251,26 @@ impl Upload {
         let mut sample = std::mem::take(&mut self.sample);
         sample.extend(self.last.take().filter(|last| sample.iter().all(|row| row.0 != last.0)));
         let landed = async {
-            let store = Store::connect(&self.options.address).await?;
-            let rows = self.rows_before + sent;
-            let indexed = self.wait(&store, rows).await?;
-            for row in &sample {
-                self.compare(&store, row).await?;
+            let mut backoff = Backoff::default();
+            loop {
+                match self.landed(sent, &sample).await {
+                    Ok(landed) => return Ok(landed),
+                    Err(error) => backoff.wait(error, &self.options).await?,
+                }
             }
-            Ok(Landed { sent, skipped: self.skipped, compared: sample.len(), indexed, rows })
         };
-        self.runtime.block_on(unless_stopped(&self.options.stop, landed))
+        runtime()?.block_on(unless_stopped(&self.options.stop, landed))
+    }
+
+    /// Waits until all rows that were sent have landed, and reads some of them back.
+    async fn landed(&self, sent: u64, sample: &[(Id, String, Vec<f32>)]) -> Result<Landed> {
+        let store = Store::connect(&self.options.address).await?;
+        let rows = self.rows_before + sent;
+        let indexed = self.wait(&store, rows).await?;
+        for row in sample {
+            self.compare(&store, row).await?;
+        }
+        Ok(Landed { sent, skipped: self.skipped, compared: sample.len(), indexed, rows })
     }
 
     /// Ends early.
@@ -271,8 +284,8 @@ impl Upload {
             settle(&store, &self.options.dataset, &AtomicBool::new(false)).await?;
             store.rows(&self.options.dataset).await
         };
-        let landed = self.runtime.block_on(async { timeout(STOP_TIME, landed).await });
-        let landed = landed.ok().and_then(Result::ok);
+        let within = async { timeout(STOP_TIME, landed).await.ok()?.ok() };
+        let landed = runtime().ok().and_then(|runtime| runtime.block_on(within));
         Stopped {
             acknowledged: self.acknowledged(),
             landed: landed.map(|rows| rows.saturating_sub(self.rows_before)),
@@ -295,7 +308,7 @@ impl Upload {
             if self.options.stop.load(Relaxed) {
                 return Err(Error::Interrupted);
             }
-            if best.1.elapsed() > PATIENCE {
+            if best.1.elapsed() > store.meta.timeout {
                 let (landed, sent) = (landed.saturating_sub(self.rows_before), self.acknowledged());
                 let reason = format!(
                     "it has accepted {sent} rows, of which {landed} have landed; --resume sends \
@@ -327,11 +340,8 @@ impl Upload {
         match (rows, equal) {
             (1, 1) => Ok(()),
             _ => {
-                let reason = format!(
-                    "expected one row with {id:?} and the bits that were sent, found {rows} rows, \
-                     {equal} of them equal"
-                );
-                Err(Error::Store { address: store.data.address.clone(), reason })
+                let address = store.data.address.clone();
+                Err(Error::Changed { address, id: id.to_string(), rows, equal })
             }
         }
     }
@@ -349,8 +359,7 @@ fn checked_id(number: u64, columns: Columns<'_>) -> Result<Id> {
 
 fn last_row(batch: &RecordBatch) -> Option<(Id, String, Vec<f32>)> {
     let row = batch.num_rows().checked_sub(1)?;
-    let texts = batch.column_by_name("text")?.as_any();
-    let text = texts.downcast_ref::<arrow_array::StringArray>()?.value(row).to_owned();
+    let text = texts_of(batch)?.value(row).to_owned();
     let (id, _) = ids(&batch.slice(row, 1))?.pop()?;
     Some((id, text, vector_at(batch, row)?))
 }

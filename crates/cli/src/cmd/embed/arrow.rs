@@ -110,7 +110,8 @@ impl Output for ArrowFile {
         }
         match (&self.parquet, self.target.partial()) {
             (Some(parquet), Some(stream)) => {
-                crate::output::write(parquet, |out| Ok(parquet_of(stream, out)?))?;
+                let failed = || format!("cannot write {}", parquet.display());
+                crate::output::write(parquet, |out| parquet_of(stream, out).with_context(failed))?;
                 std::fs::remove_file(stream).with_context(|| self.target.failed())?;
             }
             _ => self.target.complete()?,
@@ -149,6 +150,8 @@ fn failed(error: bodkin_flight::Error) -> anyhow::Error {
 pub(super) struct StoreOutput {
     upload: Upload,
     dataset: String,
+    /// A row came back changed: how many have landed says nothing any more.
+    is_changed: bool,
 }
 
 impl StoreOutput {
@@ -168,7 +171,8 @@ impl StoreOutput {
             stop,
             note: Arc::new(|text| eprintln!("{text}")),
         };
-        Ok(StoreOutput { upload: Upload::begin(options, dimension)?, dataset })
+        let upload = Upload::begin(options, dimension)?;
+        Ok(StoreOutput { upload, dataset, is_changed: false })
     }
 }
 
@@ -186,6 +190,11 @@ impl Output for StoreOutput {
         None
     }
 
+    fn present(&self) -> Option<(&str, &str, &[f32])> {
+        let (text, vector) = self.upload.last_present()?;
+        Some((&self.dataset, text, vector))
+    }
+
     fn push(&mut self, number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
         self.upload.push(arrow_row(number, row, vector)).map_err(failed)
     }
@@ -195,7 +204,9 @@ impl Output for StoreOutput {
     }
 
     fn finish(&mut self) -> Result<Option<String>> {
-        let landed = self.upload.finish().map_err(failed)?;
+        let landed = self.upload.finish();
+        self.is_changed = matches!(landed, Err(bodkin_flight::Error::Changed { .. }));
+        let landed = landed.map_err(failed)?;
         let dataset = &self.dataset;
         let had = match landed.skipped {
             0 => String::new(),
@@ -215,6 +226,9 @@ impl Output for StoreOutput {
 
     fn stop(&mut self) -> Option<String> {
         let stopped = self.upload.stop();
+        if self.is_changed {
+            return None;
+        }
         let rows = |n| count(usize::try_from(n).unwrap_or(usize::MAX), "row");
         let dataset = &self.dataset;
         let landed = match stopped.landed {

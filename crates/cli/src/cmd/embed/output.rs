@@ -24,6 +24,11 @@ pub(super) trait Output {
     /// The vector of the last of those rows, if it is at hand.
     fn last(&self) -> Option<&[f32]>;
 
+    /// Of a store that is resumed: the dataset, and the text and the vector of its last row.
+    fn present(&self) -> Option<(&str, &str, &[f32])> {
+        None
+    }
+
     /// Takes the next row.
     fn push(&mut self, number: u64, row: &Row, tokens: usize, vector: &[f32]) -> Result<()>;
 
@@ -257,6 +262,8 @@ pub(super) struct Npy {
     /// As those of [`JsonLines`].
     rows: u64,
     buffered: u64,
+    /// The user knows which columns are left out.
+    is_told: bool,
 }
 
 impl Npy {
@@ -296,7 +303,36 @@ impl Npy {
         };
         set(&mut file).with_context(failed)?;
         let out = BufWriter::new(file);
-        Ok(Npy { out, target, dimension, first, last, rows: first, buffered: 0 })
+        let is_told = false;
+        Ok(Npy { out, target, dimension, first, last, rows: first, buffered: 0, is_told })
+    }
+
+    /// Names the columns that are not written, once.
+    fn tell(&mut self, row: &Row) -> Result<()> {
+        if self.is_told {
+            return Ok(());
+        }
+        let columns = row.columns.to_json()?;
+        let names = columns.iter().flat_map(|columns| columns.keys());
+        let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+        if !names.is_empty() {
+            self.is_told = true;
+            eprintln!(
+                "--output npy has vectors alone: the text and {} are left out",
+                count_named(&names)
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A few names, and how many more there are.
+fn count_named(names: &[String]) -> String {
+    const SHOWN_MAX: usize = 5;
+    let shown = names[..names.len().min(SHOWN_MAX)].join(", ");
+    match names.len().saturating_sub(SHOWN_MAX) {
+        0 => shown,
+        more => format!("{shown} and {}", count(more, "other column")),
     }
 }
 
@@ -313,7 +349,8 @@ impl Output for Npy {
         self.last.as_deref()
     }
 
-    fn push(&mut self, _number: u64, _row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
+    fn push(&mut self, _number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
+        self.tell(row)?;
         self.buffered += 1;
         let written = vector.iter().try_for_each(|x| self.out.write_all(&x.to_le_bytes()));
         written.with_context(|| self.target.failed())
