@@ -50,8 +50,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         report.not_covered.iter().for_each(|line| println!("{name}: not covered: {line}"));
         report.failures.iter().for_each(|line| println!("{name}: FAILED: {line}"));
         let (passed, failures) = (report.passed, report.failures.len());
-        for (limit, worst) in report.worst {
-            println!("{name}: worst {worst:.2e}, at most {limit:.0e}");
+        for (what, worst) in report.worst {
+            println!("{name}: worst of {what}: {worst}");
         }
         println!("{name}: {passed} passed, {failures} failed");
         failed += failures;

@@ -4,7 +4,7 @@
 //! - `rows`: consecutive row-local operations run back to back on each row, in one stage;
 //! - `siblings`: linears with the same input run in one stage.
 
-use bodkin_model::{Attention, Entries, Op, Plan, Rope, Rows, Value, WeightId};
+use bodkin_model::{Attention, Entries, Indexer, Op, Plan, Rope, Routing, Rows, Value, WeightId};
 
 use crate::config::Fusions;
 use crate::isa::Isa;
@@ -72,10 +72,11 @@ impl Lowering<'_> {
                 self.matmul(Rows::Outputs, *input, vec![linear]);
                 return i + 1;
             }
-            op @ (Op::Attention { .. } | Op::Select { .. }) => {
-                let stage = self.attending(op, out);
-                self.stages.push(stage);
-                return i + 1;
+            &Op::Attention { q, kv, attention, slot } => {
+                return self.attention(i, (q, kv), attention, slot.0);
+            }
+            &Op::Select { q, k, weights, indexer, slot } => {
+                return self.select(i, [q, k, weights], indexer, slot.0);
             }
             Op::ExpertLinear { input, route, .. } => return self.experts(i, *input, *route),
             Op::Conv { .. } | Op::Scan { .. } | Op::DeltaRule { .. } | Op::Compress { .. } => {
@@ -121,9 +122,8 @@ impl Lowering<'_> {
             Op::Concat { a, b, groups } => {
                 RowOp::Concat { a: self.operand(*a), b: self.operand(*b), groups: *groups, out }
             }
-            op @ Op::Route { .. } => {
-                self.route(op, Value(i));
-                return i + 1;
+            &Op::Route { input, chosen, bias, routing } => {
+                return self.route(i, (input, chosen), bias, routing);
             }
             Op::ExpertSum { input, route } => {
                 RowOp::ExpertSum { input: self.operand(*input), route: self.operand(*route), out }
@@ -135,50 +135,65 @@ impl Lowering<'_> {
     }
 
     /// Lowers a choice of experts, and the order of rows by them.
-    fn route(&mut self, op: &Op, value: Value) {
-        let Op::Route { input, chosen, bias, routing } = op else {
-            unreachable!("{op:?} chooses no experts")
-        };
-        let (input, out) = (self.operand(*input), self.operand(value));
-        let (chosen, bias) = (chosen.map(|chosen| self.operand(chosen)), *bias);
-        let routing = *routing;
+    fn route(
+        &mut self,
+        i: usize,
+        (input, chosen): (Value, Option<Value>),
+        bias: Option<WeightId>,
+        routing: Routing,
+    ) -> usize {
+        let (input, out) = (self.operand(input), self.operand(Value(i)));
+        let chosen = chosen.map(|chosen| self.operand(chosen));
         self.row(Rows::Tokens, RowOp::Route { input, chosen, bias, routing, out });
-        self.permutation(Some(value), routing.experts);
+        self.permutation(Some(Value(i)), routing.experts);
+        i + 1
     }
 
-    /// The stage of an operation over cached keys, whose own keys are stored before it.
-    fn attending(&mut self, op: &Op, out: Operand) -> Stage {
-        match op {
-            Op::Attention { q, kv, attention, slot } => {
-                let slot = slot.0;
-                if let Some([k, v]) = kv.map(|kv| kv.map(|value| self.operand(value))) {
-                    self.row(Rows::Tokens, RowOp::Store { k, v: Some(v), slot });
-                }
-                self.attention(self.operand(*q), out, *attention, slot)
-            }
-            Op::Select { q, k, weights, indexer, slot } => {
-                let (k, v, slot) = (self.operand(*k), None, slot.0);
-                self.row(Rows::Tokens, RowOp::Store { k, v, slot });
-                let (q, weights) = (self.operand(*q), self.operand(*weights));
-                Stage::Select(SelectStage { q, weights, indexer: *indexer, slot, out })
-            }
-            other => unreachable!("{other:?} reads no keys"),
+    /// Lowers attention, before which the keys and values of its own tokens and blocks are stored.
+    fn attention(
+        &mut self,
+        i: usize,
+        (q, kv): (Value, Option<[Value; 2]>),
+        a: Attention,
+        slot: usize,
+    ) -> usize {
+        if let Some([k, v]) = kv.map(|kv| kv.map(|value| self.operand(value))) {
+            self.row(Rows::Tokens, RowOp::Store { k, v: Some(v), slot });
         }
-    }
-
-    /// The stage of attention, whose blocks are stored before it if there are any.
-    fn attention(&mut self, q: Operand, out: Operand, a: Attention, slot: usize) -> Stage {
         let blocks = match a.entries {
-            Entries::Tokens => return Stage::Attention { q, out, attention: a, slot },
-            Entries::Selected(_) => None,
             Entries::TokensAndBlocks { blocks, slot, .. } => {
                 let (k, slot) = (self.operand(blocks), slot.0);
                 self.row(Rows::Tokens, RowOp::Store { k, v: Some(k), slot });
                 Some(slot)
             }
+            Entries::Tokens | Entries::Selected(_) => None,
         };
+        let (q, out) = (self.operand(q), self.operand(Value(i)));
         let selected = a.entries.selected().map(|value| self.operand(value));
-        Stage::GatheredAttention(GatheredStage { q, out, attention: a, slot, blocks, selected })
+        self.stages.push(match a.entries {
+            Entries::Tokens => Stage::Attention { q, out, attention: a, slot },
+            Entries::Selected(_) | Entries::TokensAndBlocks { .. } => {
+                let attention = a;
+                Stage::GatheredAttention(GatheredStage {
+                    q,
+                    out,
+                    attention,
+                    slot,
+                    blocks,
+                    selected,
+                })
+            }
+        });
+        i + 1
+    }
+
+    /// Lowers a choice of entries, before which its own tokens' keys are stored.
+    fn select(&mut self, i: usize, values: [Value; 3], indexer: Indexer, slot: usize) -> usize {
+        let [q, k, weights] = values.map(|value| self.operand(value));
+        let out = self.operand(Value(i));
+        self.row(Rows::Tokens, RowOp::Store { k, v: None, slot });
+        self.stages.push(Stage::Select(SelectStage { q, weights, indexer, slot, out }));
+        i + 1
     }
 
     /// An operation that scales rows, or parts of them.

@@ -19,7 +19,7 @@ pub struct Request {
     pub stop_tokens: Vec<u32>,
     /// Go on past the model's own end tokens.
     pub ignore_end: bool,
-    /// Show special tokens as text.
+    /// Show special tokens as text; markers of reasoning and tool calls always are.
     pub show_special: bool,
     /// Report the log-probability of each token, and of this many of the most probable ones.
     pub logprobs: Option<usize>,

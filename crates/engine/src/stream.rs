@@ -15,7 +15,8 @@ pub struct TextStream {
 }
 
 impl TextStream {
-    /// A stream at its start; control tokens are shown if `special` says so.
+    /// A stream at its start; control tokens are shown if `special` says so, markers of reasoning
+    /// and tool calls always.
     pub fn new(tokenizer: Arc<Tokenizer>, special: bool) -> TextStream {
         TextStream { tokenizer, special, pending: Vec::new() }
     }
@@ -23,7 +24,8 @@ impl TextStream {
     /// Adds a token and returns the characters that are complete now. Bytes that cannot become a
     /// character are U+FFFD.
     pub fn push(&mut self, id: u32) -> String {
-        self.tokenizer.push_piece(id, self.special, &mut self.pending);
+        let special = self.special || self.tokenizer.is_marker(id);
+        self.tokenizer.push_piece(id, special, &mut self.pending);
         take_complete(&mut self.pending)
     }
 

@@ -12,6 +12,7 @@ mod byte_level;
 mod character_level;
 mod charsmap;
 mod clean;
+mod markers;
 mod merge;
 mod merges;
 mod pre_tokenizers;
@@ -51,6 +52,8 @@ pub struct Tokenizer {
     vocabulary: Vocabulary,
     algorithm: Algorithm,
     special: SpecialIds,
+    /// Control tokens that belong to the text of an answer.
+    markers: Vec<u32>,
     matcher: SpecialMatcher,
     add_bos: bool,
     add_eos: bool,
@@ -169,6 +172,7 @@ impl Tokenizer {
             SpecialIds::from_metadata(metadata, &mut vocabulary, algorithm.special(model))?;
         let mut new = Tokenizer {
             matcher: SpecialMatcher::new(metadata, &vocabulary)?,
+            markers: markers::find(&vocabulary, &special.eog_ids),
             vocabulary,
             special,
             add_bos: algorithm.adds_bos(pre),
@@ -400,6 +404,12 @@ impl Tokenizer {
     /// Whether the token stands for no text, unless special tokens are shown.
     pub fn is_control(&self, id: u32) -> bool {
         self.vocabulary.token_type(id).is_hidden()
+    }
+
+    /// Whether the token is a control token that divides reasoning or tool calls from the rest of
+    /// an answer, such as `[THINK]`: an answer's text has it, though it is a control token.
+    pub fn is_marker(&self, id: u32) -> bool {
+        self.markers.binary_search(&id).is_ok()
     }
 
     /// The token with this text, such as `<|im_end|>`; spaces are written as the vocabulary has

@@ -18,7 +18,8 @@ pub use indexer::{Compressor, IndexerLayer};
 pub use latent::LatentAttention;
 pub use state::{MambaMixer, SelectiveMixer};
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
 
 use bodkin_gguf::Tensor;
 
@@ -60,6 +61,8 @@ impl AttentionLayer {
 pub struct Builder<'a> {
     tensors: HashMap<&'a str, &'a Tensor>,
     weight_ids: HashMap<String, WeightId>,
+    /// The optional tensors looked for so far that the file has not, without the prefix.
+    absent: RefCell<BTreeSet<String>>,
     /// The prefix of every tensor name: empty, or `blk.N.`.
     prefix: String,
     /// The layer of that prefix.
@@ -84,6 +87,7 @@ impl<'a> Builder<'a> {
         Ok(Builder {
             tensors,
             weight_ids: HashMap::new(),
+            absent: RefCell::default(),
             prefix: String::new(),
             layer: None,
             plan,
@@ -116,13 +120,12 @@ impl<'a> Builder<'a> {
 
     /// Whether the file has this tensor in the current block. `name` has no `.weight`.
     pub fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(format!("{}{name}.weight", self.prefix).as_str())
+        self.look_up(&format!("{}{name}.weight", self.prefix)).is_some()
     }
 
     /// The rows of a tensor of the current block, if the file has it. `name` has no `.weight`.
     fn rows(&self, name: &str) -> Option<usize> {
-        let name = format!("{}{name}.weight", self.prefix);
-        self.tensors.get(name.as_str()).map(|tensor| tensor.rows())
+        self.look_up(&format!("{}{name}.weight", self.prefix)).map(Tensor::rows)
     }
 
     /// The width of a value.
@@ -133,6 +136,22 @@ impl<'a> Builder<'a> {
     /// The names of the tensors that the plan reads so far.
     pub(crate) fn weights(&self) -> impl Iterator<Item = &str> {
         self.plan.weights.iter().map(|weight| weight.name.as_str())
+    }
+
+    /// How many optional tensors were looked for so far that the file has not, those of all blocks
+    /// counted once.
+    pub(crate) fn absent(&self) -> usize {
+        self.absent.borrow().len()
+    }
+
+    /// A tensor that a file need not have.
+    fn look_up(&self, full_name: &str) -> Option<&'a Tensor> {
+        let found = self.tensors.get(full_name).copied();
+        if found.is_none() {
+            let name = full_name.strip_prefix(&self.prefix).unwrap_or(full_name);
+            self.absent.borrow_mut().insert(name.to_owned());
+        }
+        found
     }
 
     /// Whether any layer has experts.
@@ -180,7 +199,7 @@ impl<'a> Builder<'a> {
 
     /// As [`Builder::find`], for a weight that the file may lack.
     fn find_optional(&mut self, name: &str, cols: usize, rows: usize) -> Result<Option<WeightId>> {
-        self.tensors.contains_key(name).then(|| self.find(name, cols, rows)).transpose()
+        self.look_up(name).is_some().then(|| self.find(name, cols, rows)).transpose()
     }
 
     fn bias(&mut self, name: &str, cols: usize) -> Result<Option<WeightId>> {

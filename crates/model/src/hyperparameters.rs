@@ -22,6 +22,8 @@ pub struct HyperParameters<'a> {
     prefix: &'a str,
     /// The keys read so far that the file has, without prefix.
     read: RefCell<BTreeSet<String>>,
+    /// The keys asked for so far that the file has not, without prefix.
+    absent: RefCell<BTreeSet<String>>,
     /// Whether the file has the blocks for multi-token prediction that its metadata counts.
     has_mtp: Cell<bool>,
     /// Tokens of the longest sequence, if not the model's context length.
@@ -34,9 +36,16 @@ impl<'a> HyperParameters<'a> {
     /// Reads `general.architecture`.
     pub fn new(metadata: &'a Metadata) -> Result<HyperParameters<'a>> {
         let architecture = metadata.architecture()?;
-        let (read, has_mtp) = (RefCell::default(), Cell::new(true));
-        let (prefix, context, pooling) = (architecture, None, None);
-        Ok(HyperParameters { metadata, architecture, prefix, read, has_mtp, context, pooling })
+        Ok(HyperParameters {
+            metadata,
+            architecture,
+            prefix: architecture,
+            read: RefCell::default(),
+            absent: RefCell::default(),
+            has_mtp: Cell::new(true),
+            context: None,
+            pooling: None,
+        })
     }
 
     /// Has the file read as one of another architecture, under its own keys.
@@ -44,9 +53,19 @@ impl<'a> HyperParameters<'a> {
         HyperParameters { architecture, ..self }
     }
 
+    /// Notes keys that an architecture's files have, and that change nothing.
+    pub(crate) fn ignore(&self, names: &[&str]) {
+        names.iter().for_each(|name| drop(self.key(name)));
+    }
+
     /// The keys read so far that the file has, without prefix.
     pub(crate) fn read(&self) -> BTreeSet<String> {
         self.read.borrow().clone()
+    }
+
+    /// How many keys were asked for so far that the file has not.
+    pub(crate) fn absent(&self) -> usize {
+        self.absent.borrow().len()
     }
 
     /// All metadata of the file.
@@ -71,9 +90,9 @@ impl<'a> HyperParameters<'a> {
 
     fn key(&self, name: &str) -> String {
         let key = format!("{}.{name}", self.prefix);
-        if self.metadata.get(&key).is_some() {
-            self.read.borrow_mut().insert(name.to_owned());
-        }
+        let is_there = self.metadata.get(&key).is_some();
+        let names = if is_there { &self.read } else { &self.absent };
+        names.borrow_mut().insert(name.to_owned());
         key
     }
 

@@ -27,22 +27,41 @@ fn assert_names(result: Result<Plan, Error>, parts: &[&str]) {
     assert!(!text.contains('\n'), "{text}");
 }
 
+/// The metadata and tensors of a model whose architecture has another name.
+fn renamed(model: &str, name: &str) -> (Metadata, Vec<Tensor>) {
+    let (metadata, tensors) = parts(model);
+    let mut renamed = Metadata::new();
+    let old = metadata.architecture().unwrap().to_owned();
+    for (key, value) in metadata.iter() {
+        let rest = key.strip_prefix(&old).filter(|rest| rest.starts_with('.'));
+        renamed.insert(rest.map_or(key.to_owned(), |rest| format!("{name}{rest}")), value.clone());
+    }
+    renamed.insert("general.architecture", Value::String(name.as_bytes().into()));
+    (renamed, tensors)
+}
+
+#[test]
+fn the_true_architecture_is_among_the_nearest() {
+    let mut wrong = Vec::new();
+    for model in rules::models() {
+        let name = parts(&model).0.architecture().unwrap().to_owned();
+        let (metadata, tensors) = renamed(&model, "unheard-of");
+        let text = plan(&metadata, &tensors).unwrap_err().to_string();
+        let named = text.split("the nearest known one").nth(1).unwrap_or_default();
+        let named = named.split(", which ").next().unwrap_or_default();
+        let named = named.trim_start_matches("s are ").trim_start_matches(" is ");
+        let names: Vec<&str> = named.split(", ").flat_map(|names| names.split(" and ")).collect();
+        if names.len() > 5 || !names.contains(&name.as_str()) {
+            wrong.push(format!("{model}, a {name}: {text}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn an_unknown_architecture_is_named_with_the_nearest_known_one() {
-    let renamed = |model: &str, name: &str| {
-        let (metadata, tensors) = parts(model);
-        let mut renamed = Metadata::new();
-        let old = metadata.architecture().unwrap().to_owned();
-        for (key, value) in metadata.iter() {
-            let rest = key.strip_prefix(&old).filter(|rest| rest.starts_with('.'));
-            renamed
-                .insert(rest.map_or(key.to_owned(), |rest| format!("{name}{rest}")), value.clone());
-        }
-        renamed.insert("general.architecture", Value::String(name.as_bytes().into()));
-        (renamed, tensors)
-    };
     let (mut metadata, mut tensors) = renamed("qwen3moe", "qwen9");
-    let whole = ["`qwen9`", "is qwen2", "reads all its tensors"];
+    let whole = ["`qwen9`", "ones are qwen3moe, ", "which read all its tensors"];
     assert_names(plan(&metadata, &tensors), &whole);
     // Many tensors and keys of a new kind are one line of bounded length.
     let gate = tensors.iter().find(|t| t.name == "blk.0.attn_q.weight").unwrap().clone();
@@ -51,7 +70,7 @@ fn an_unknown_architecture_is_named_with_the_nearest_known_one() {
         tensors.push(Tensor { name, ..gate.clone() });
         metadata.insert(format!("qwen9.\n{}", "k".repeat(i)), Value::U32(1));
     }
-    let parts = ["`qwen9`", "is qwen2", "blk.*.attn_new", "294 more", "\\n"];
+    let parts = ["`qwen9`", "ones are qwen3moe, ", "blk.*.attn_new", "294 more", "\\n"];
     assert_names(plan(&metadata, &tensors), &parts);
     assert!(plan(&metadata, &tensors).unwrap_err().to_string().len() < 1000);
     let (metadata, mut tensors) = renamed("granite", "basalt");

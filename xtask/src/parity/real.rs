@@ -178,7 +178,7 @@ impl Real<'_> {
             let square = |x: f32| f64::from(x) * f64::from(x);
             let error: f64 = logits.iter().zip(&portable).map(|(a, b)| square(a - b)).sum();
             let nmse = error / portable.iter().map(|&x| square(x)).sum::<f64>();
-            report.worst(LEVELS_NMSE, nmse);
+            report.worst(self.name, isa.name(), LEVELS_NMSE, nmse);
             report.check(nmse <= LEVELS_NMSE, || {
                 format!("{}: {isa} off by NMSE {nmse:.1e}", self.name)
             });

@@ -18,7 +18,7 @@ type Table<const N: usize> = Vec<[String; N]>;
 /// The column of sizes, which ends where the numbers end.
 const SIZES: usize = 1;
 /// Columns that are never cut, and the least width of the others.
-const UNCUT: [&str; 2] = ["SIZE", "LAST USED"];
+const UNCUT: [&str; 3] = ["SIZE", "MEMORY", "LAST USED"];
 const MIN_WIDTH: usize = 20;
 /// Spaces between columns.
 const GAP: usize = 2;
@@ -26,7 +26,7 @@ const GAP: usize = 2;
 /// Arguments of `list`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// List the known names instead: size, licence, source
+    /// List the known names instead: size, memory that they need, licence, source
     #[arg(long)]
     known: bool,
     /// Print a JSON array instead of a table
@@ -59,11 +59,12 @@ fn local_table(rows: &[Listed]) -> Table<5> {
     std::iter::once(header).chain(rows.iter().map(row)).collect()
 }
 
-fn known_table(rows: &[KnownModel]) -> Table<4> {
-    let header = ["NAME", "SIZE", "LICENCE", "SOURCE"].map(str::to_owned);
+fn known_table(rows: &[KnownModel]) -> Table<5> {
+    let header = ["NAME", "SIZE", "MEMORY", "LICENCE", "SOURCE"].map(str::to_owned);
     let row = |row: &KnownModel| {
+        let memory = format!("{} GB", row.memory_bytes as f64 / 1e9);
         let (size, licence) = (human_bytes(row.bytes), row.licence.clone());
-        [row.name.clone(), size, licence, row.source.clone()]
+        [row.name.clone(), size, memory, licence, row.source.clone()]
     };
     std::iter::once(header).chain(rows.iter().map(row)).collect()
 }

@@ -69,8 +69,9 @@ fn an_unknown_architecture_is_named_with_the_nearest_known_one() {
     });
     let error = failure(&place.run(&[&["run", &path], &SHORT[..]].concat()));
     for text in [error, place.text(&["inspect", &path])] {
-        let nearest = "unknown architecture `perceptron`; the nearest known one is llama, which \
-                       does not read the keys layers_of_1957";
+        let nearest = "unknown architecture `perceptron`; the nearest known ones are llama, \
+                       ernie4_5, smollm3, mistral3 and gemma, which do not read the keys \
+                       layers_of_1957";
         assert!(text.contains(nearest), "{text}");
     }
 }

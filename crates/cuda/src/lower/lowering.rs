@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use bodkin_model::fusion::Readers;
-use bodkin_model::{Act, Entries, NormKind, Op, Plan, Rope, Rows, Value as PlanValue, WeightId};
+use bodkin_model::{
+    Act, Entries, NormKind, Op, Plan, Rope, Routing, Rows, Value as PlanValue, WeightId,
+};
 
 use super::matrices::shapes;
 use super::stage::{Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Halves, SliceConcat};
@@ -198,7 +200,9 @@ impl<'a> Lowering<'a> {
             Op::Pool { input, kind } => {
                 Work::Pool { input: self.floats(*input), kind: *kind, out: self.out(i) }
             }
-            Op::Route { .. } => self.route(i),
+            &Op::Route { input, bias, routing, chosen } => {
+                self.route(i, (input, chosen), bias, routing)
+            }
             Op::ExpertSum { input, route } => {
                 let (input, route) = (self.floats(*input), self.floats(*route));
                 Work::ExpertSum { input, route, out: self.out(i) }
@@ -213,10 +217,13 @@ impl<'a> Lowering<'a> {
     }
 
     /// A choice of experts, which may be made already.
-    fn route(&mut self, i: usize) -> Work {
-        let Op::Route { input, bias, routing, chosen } = self.plan.ops[i] else {
-            unreachable!("operation {i} chooses no experts")
-        };
+    fn route(
+        &mut self,
+        i: usize,
+        (input, chosen): (PlanValue, Option<PlanValue>),
+        bias: Option<WeightId>,
+        routing: Routing,
+    ) -> Work {
         let (input, index, out) = (self.floats(input), self.routings.len(), self.out(i));
         self.routings.push(routing.experts);
         let route = Route { input, bias, routing, index, out };

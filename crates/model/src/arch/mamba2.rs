@@ -6,6 +6,7 @@ use crate::hyperparameters::HyperParameters;
 use crate::ids::Value;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
+    m.ignore(&["attention.head_count", "feed_forward_length"]);
     let (eps, layers) = (m.rms_eps()?, m.layers()?);
     let mixer = MambaMixer::new(m, eps)?;
     let mut x = g.embed("token_embd", m.size("embedding_length")?)?;

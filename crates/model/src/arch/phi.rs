@@ -10,5 +10,6 @@ use crate::ids::Value;
 use crate::rope::RopeStyle;
 
 pub(super) fn build(m: &HyperParameters<'_>, g: &mut Builder<'_>) -> Result<Value> {
+    m.ignore(&["attention.sliding_window"]);
     Decoder::new(m, g, RopeStyle::Neox)?.build(g)
 }

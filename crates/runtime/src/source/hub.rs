@@ -210,7 +210,7 @@ impl<'a> Repository<'a> {
             return Err(Error::mismatch(what, "a SHA-256", format!("`{found}`")));
         }
         if let (Some(pin), Some(found)) = (pin, sha256) {
-            expect_sha256(&what, pin.sha256, found)?;
+            expect_sha256(&what, &pin.sha256, found)?;
         }
         let bytes = file.size.ok_or_else(|| Error::mismatch(&what, "its size", "none"))?;
         let bytes = plausible_bytes(&what, bytes)?;

@@ -21,11 +21,11 @@ pub enum Check {
 }
 
 /// The required size and hash of a file, whichever source delivers it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Deserialize)]
 pub(crate) struct Pin {
     pub(crate) bytes: u64,
     /// Lower-case hexadecimal.
-    pub(crate) sha256: &'static str,
+    pub(crate) sha256: String,
 }
 
 /// One verified file.
@@ -45,7 +45,7 @@ impl StoredFile {
     /// Fails unless the file is the pinned one.
     pub(crate) fn must_be(&self, pin: &Pin) -> Result<()> {
         expect_bytes(&self.name, pin.bytes, self.bytes)?;
-        expect_sha256(&self.name, pin.sha256, &self.sha256)
+        expect_sha256(&self.name, &pin.sha256, &self.sha256)
     }
 }
 

