@@ -35,7 +35,8 @@ fn failed(what: &str) -> impl FnOnce(DriverError) -> Error {
     }
 }
 
-/// The error of what ran in the stream. The only kernels that end themselves without a word wait for others.
+/// The error of what ran in the stream. The only kernels that end themselves silently wait for
+/// others.
 fn kernel_failed(error: DriverError) -> Error {
     failed(match error.0 {
         sys::CUresult::CUDA_ERROR_LAUNCH_FAILED => {
@@ -376,7 +377,7 @@ unsafe impl Sync for Module {}
 #[derive(Clone, Copy)]
 pub(crate) struct Kernel {
     function: sys::CUfunction,
-    /// Programmatic dependent launch: it starts early, and waits by itself for the kernel before it.
+    /// Programmatic dependent launch: it starts early, and waits itself for the kernel before it.
     uses_pdl: bool,
     /// Whether its blocks wait for each other, and so have to run at the same time.
     is_cooperative: bool,

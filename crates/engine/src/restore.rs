@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::pages::HeldPrefix;
 use crate::prefix_store::{PageKey, PrefixStore, StoredPage, page_key};
 
-/// Pages that were read and are not taken yet: those that can be read in one step of other requests.
+/// Pages that were read and are not taken yet: about what can be read during a step of others.
 const READ_AHEAD: usize = 16;
 
 /// A page of the request that waits longest; none behind its last one.

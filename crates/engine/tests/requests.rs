@@ -342,13 +342,13 @@ fn pipes(folder: &Path, count: usize) -> Vec<(PathBuf, Vec<u8>)> {
 
 /// Writes to the one pipe that is read now, and returns the others.
 #[cfg(target_os = "linux")]
-fn feed(
+fn write_to_one(
     mut pipes: Vec<(PathBuf, Vec<u8>)>,
     content: impl FnOnce(Vec<u8>) -> Vec<u8>,
 ) -> Vec<(PathBuf, Vec<u8>)> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
-    // O_NONBLOCK: opening a pipe that nobody reads fails.
+    // O_NONBLOCK: opening a pipe without a reader fails.
     let open =
         |path: &Path| std::fs::OpenOptions::new().write(true).custom_flags(0o4000).open(path);
     let start = Instant::now();
@@ -380,7 +380,7 @@ fn nobody_waits_for_the_disk_of_another_request() {
     is_cancelled.canceller().cancel();
     assert_eq!(collect(is_cancelled).1.unwrap(), Finish::Cancelled);
     // What comes is no page, so the prompt is computed.
-    feed(pipes, |_| b"no page".to_vec());
+    write_to_one(pipes, |_| b"no page".to_vec());
     let (tokens, end) = collect_all(waits.unwrap());
     assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 0)));
 }
@@ -396,7 +396,7 @@ fn restored_pages_give_way_to_a_running_request() {
     let mut pipes = pipes(folder.path(), 2);
     let engine = open_stored_with(hybrid_file(), folder.path(), |limits| limits.pages[0] = 3);
     let waits = engine.submit(first).unwrap();
-    pipes = feed(pipes, |page| page);
+    pipes = write_to_one(pipes, |page| page);
     let start = Instant::now();
     while engine.stats().free_pages != [2] {
         assert!(start.elapsed().as_secs() < 10, "the first page is restored");
@@ -404,7 +404,7 @@ fn restored_pages_give_way_to_a_running_request() {
     }
     let (tokens, end) = run(&engine, request(13, 70, 20));
     assert_eq!((tokens.len(), end.unwrap()), (20, Finish::Length));
-    feed(pipes, |page| page);
+    write_to_one(pipes, |page| page);
     let (tokens, end) = collect(waits);
     assert_eq!((tokens, end.unwrap()), (wanted, Finish::Length));
 }
