@@ -133,10 +133,10 @@ fn parse(front: &str) -> Card {
             if let Entry::Other = entry {
                 *entry = Entry::List(Vec::new());
             }
-            if let (Entry::List(items), Some(item)) = (entry, scalar(item)) {
-                if items.len() < ITEMS_MAX {
-                    items.push(item);
-                }
+            if let (Entry::List(items), Some(item)) = (entry, scalar(item))
+                && items.len() < ITEMS_MAX
+            {
+                items.push(item);
             }
             continue;
         }
