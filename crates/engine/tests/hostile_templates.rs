@@ -122,6 +122,23 @@ fn nested_macros_do_not_walk_names_again_and_again() {
 }
 
 #[test]
+fn values_are_not_indented_by_great_depths() {
+    let deep = |items: &str, depth: usize| {
+        let start = format!("{{% set ns = namespace(x={items}) %}}");
+        format!("{start}{{% for i in range({depth}) %}}{{% set ns.x = [ns.x] %}}{{% endfor %}}")
+    };
+    for (items, depth) in [("range(4000)|list", 190), ("range(60000)|list", 40), ("[]", 190)] {
+        let start = Instant::now();
+        let error = render_in_time(&(deep(items, depth) + "{{ ns.x|pprint }}")).unwrap_err();
+        assert!(error.contains("again and again"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{items}: {:?}", start.elapsed());
+    }
+    assert_eq!(render_in_time("{{ [{'a': 1}]|pprint }}").unwrap().lines().count(), 5);
+    let shallow = deep("range(3000)|list", 10) + "{{ ns.x|pprint|length }}";
+    assert!(render_in_time(&shallow).is_ok());
+}
+
+#[test]
 fn unfinished_tags_take_linear_time() {
     for part in ["{", "{{", "{%", "{#", "{{ ( }}", "{{ '", "{% raw %}", "{%-", "}}", "{{ [", "#}"] {
         let _ = render_in_time(&part.repeat(100_000 / part.len()));
