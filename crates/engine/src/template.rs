@@ -1,7 +1,7 @@
 //! Chat templates: a conversation as the text that a model was trained on. Templates are written
 //! for Jinja2 as transformers sets it up; this sets up minijinja the same way. They come with
 //! models, so they are not trusted: each rendering has a budget of instructions, time and memory
-//! and runs on a stack of its own, and there is nothing that a template can reach. It must not know
+//! and runs on a large stack, and there is nothing that a template can reach. It must not know
 //! HTTP or tokens.
 
 mod budget;
@@ -11,25 +11,24 @@ mod json;
 mod methods;
 mod operators;
 mod program;
+mod renderer;
 
-use std::any::Any;
 use std::sync::Arc;
 
 use bodkin_gguf::Metadata;
 use jiff::civil::DateTime;
+use minijinja::machinery::CompiledTemplate;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, State, Value, machinery};
 use serde_json::{Map, Value as Json};
 
 use self::budget::Budget;
+use self::renderer::Renderers;
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 
 /// The most instructions of one rendering: dozens of times what a long conversation takes.
 const FUEL: u64 = 10_000_000;
-
-/// The stack of a rendering's thread. Only what is used of it takes memory.
-const STACK_BYTES: usize = 256 << 20;
 
 /// The name of the threads that templates run on. minijinja panics on some hostile ones, which
 /// becomes an error with the panic's message: a program's panic hook can be silent about these
@@ -45,9 +44,7 @@ const TIME_FORMAT_MAX: usize = 1000;
 /// A chat template, ready to render.
 #[derive(Debug)]
 pub struct Template {
-    source: String,
-    /// The source, adapted to minijinja and bounded.
-    adapted: String,
+    renderers: Renderers,
     bos_token: String,
     eos_token: String,
     /// The time that templates see; the current one without it.
@@ -76,15 +73,9 @@ impl Template {
 
     /// Compiles a template. Fails if it does not parse.
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Template> {
-        let compile = || {
-            let adapted = program::bounded_source(source)?;
-            program::compile(&adapted)?;
-            Ok(adapted)
-        };
-        let adapted = on_large_stack(|| compile().map_err(error))?;
-        let source = source.to_owned();
+        let renderers = Renderers::new(source)?;
         let (bos_token, eos_token) = (bos_token.to_owned(), eos_token.to_owned());
-        Ok(Template { source, adapted, bos_token, eos_token, time: None })
+        Ok(Template { renderers, bos_token, eos_token, time: None })
     }
 
     /// Stops the clock that templates see at a local time such as `2025-01-15T12:00:00`.
@@ -94,57 +85,9 @@ impl Template {
         Ok(self)
     }
 
-    /// minijinja as transformers sets up Jinja2.
-    fn environment(&self, budget: &Arc<Budget>) -> Environment<'_> {
-        let mut environment = Environment::new();
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.set_fuel(Some(FUEL));
-        builtins::add_filters(&mut environment, budget);
-        operators::add_filters(&mut environment, budget);
-        let own = Arc::clone(budget);
-        environment.set_unknown_method_callback(
-            move |state: &mut State, value: &Value, method: &str, arguments: &[Value]| {
-                builtins::check(&own, method, value, arguments)?;
-                methods::call(state, value, method, arguments)
-            },
-        );
-        let own = Arc::clone(budget);
-        environment.add_filter(
-            "tojson",
-            move |value: &Value, indent: Option<Value>, options: Kwargs| {
-                json::filter(&own, value, indent, options)
-            },
-        );
-        let own = Arc::clone(budget);
-        environment.add_filter(
-            "indent",
-            move |text: &str,
-                  width: Option<Value>,
-                  first: Option<bool>,
-                  blank: Option<bool>,
-                  options: Kwargs| {
-                let text = filters::indent(&own, text, width, first, blank, options)?;
-                own.admit(Value::from(text))
-            },
-        );
-        environment.add_test("iterable", filters::is_iterable);
-        environment.add_test("divisibleby", filters::is_divisible);
-        // Jinja2 has no such function and no such filters.
-        environment.remove_global("debug");
-        for name in ["bool", "chain", "lines", "split", "zip"] {
-            environment.remove_filter(name);
-        }
-        environment.add_function("raise_exception", raise_exception);
-        let time = self.time;
-        environment.add_function("strftime_now", move |format: &str| {
-            strftime(format, time.unwrap_or_else(|| jiff::Zoned::now().datetime()))
-        });
-        environment
-    }
-
     /// The template's text.
     pub fn source(&self) -> &str {
-        &self.source
+        self.renderers.source()
     }
 
     /// Renders a conversation. `messages` and `tools` are arrays as OpenAI's interface has them;
@@ -171,10 +114,10 @@ impl Template {
         ];
         context.extend(extra.iter().map(|(key, json)| (key.as_str(), value(json))));
         let context = Value::from_pairs(context);
-        let run = || {
+        let time = self.time;
+        let run = move |program: &CompiledTemplate<'_>| {
             let budget = Budget::new(input_bytes);
-            let environment = self.environment(&budget);
-            let program = program::compile(&self.adapted)?;
+            let environment = environment(&budget, time);
             let mut text = String::new();
             machinery::eval(
                 &environment,
@@ -187,22 +130,55 @@ impl Template {
             budget.check_output(text.len())?;
             Ok(text)
         };
-        on_large_stack(move || run().map_err(error))
+        self.renderers.run(move |program| run(program).map_err(error))
     }
 }
 
-/// Runs something that may need many stack frames.
-fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name(TEMPLATE_THREAD.to_owned());
-        let thread = thread.stack_size(STACK_BYTES).spawn_scoped(scope, work);
-        let panicked = |payload: Box<dyn Any + Send>| {
-            let message = payload.downcast_ref::<String>().map(String::as_str);
-            let message = message.or_else(|| payload.downcast_ref::<&str>().copied());
-            Err(template(format!("it panicked: {}", message.unwrap_or("no message"))))
-        };
-        thread.map_err(Error::Thread)?.join().unwrap_or_else(panicked)
-    })
+/// minijinja as transformers sets up Jinja2.
+fn environment(budget: &Arc<Budget>, time: Option<DateTime>) -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_fuel(Some(FUEL));
+    builtins::add_filters(&mut environment, budget);
+    operators::add_filters(&mut environment, budget);
+    let own = Arc::clone(budget);
+    environment.set_unknown_method_callback(
+        move |state: &mut State, value: &Value, method: &str, arguments: &[Value]| {
+            builtins::check(&own, method, value, arguments)?;
+            methods::call(state, value, method, arguments)
+        },
+    );
+    let own = Arc::clone(budget);
+    environment.add_filter(
+        "tojson",
+        move |value: &Value, indent: Option<Value>, options: Kwargs| {
+            json::filter(&own, value, indent, options)
+        },
+    );
+    let own = Arc::clone(budget);
+    environment.add_filter(
+        "indent",
+        move |text: &str,
+              width: Option<Value>,
+              first: Option<bool>,
+              blank: Option<bool>,
+              options: Kwargs| {
+            let text = filters::indent(&own, text, width, first, blank, options)?;
+            own.admit(Value::from(text))
+        },
+    );
+    environment.add_test("iterable", filters::is_iterable);
+    environment.add_test("divisibleby", filters::is_divisible);
+    // Jinja2 has no such function and no such filters.
+    environment.remove_global("debug");
+    for name in ["bool", "chain", "lines", "split", "zip"] {
+        environment.remove_filter(name);
+    }
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", move |format: &str| {
+        strftime(format, time.unwrap_or_else(|| jiff::Zoned::now().datetime()))
+    });
+    environment
 }
 
 fn value(json: &Json) -> Value {

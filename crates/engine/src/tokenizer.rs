@@ -12,6 +12,7 @@ mod byte_level;
 mod character_level;
 mod charsmap;
 mod clean;
+mod fragments;
 mod markers;
 mod merge;
 mod merges;
@@ -32,9 +33,10 @@ use bodkin_gguf::Metadata;
 use self::byte_level::ByteLevel;
 use self::character_level::CharacterLevel;
 use self::clean::clean_spaces;
+use self::fragments::Fragment;
 use self::pre_tokenizers::{PreTokenizer, pre_tokenizer};
 use self::sentence_piece::{SPACE, SentencePiece};
-use self::special::{Fragment, SpecialIds, SpecialMatcher};
+use self::special::{SpecialIds, SpecialMatcher};
 use self::unigram::Unigram;
 use self::vocabulary::{Spelling, TokenType, Vocabulary};
 use self::word_piece::WordPiece;
@@ -203,8 +205,9 @@ impl Tokenizer {
     /// become those tokens instead of text.
     ///
     /// # Errors
-    /// [`Error::LongText`] if the text is longer than 512 MiB, [`Error::ManySpecialTokens`] if it
-    /// has thousands of different special tokens, and looking for them takes seconds.
+    /// [`Error::LongText`] if the text is longer than 512 MiB, [`Error::ManySpecialTokens`] if
+    /// looking for its special tokens would take seconds, as it may in a vocabulary that was made
+    /// for it.
     pub fn try_encode(
         &self,
         text: &str,

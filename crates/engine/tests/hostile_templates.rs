@@ -94,6 +94,51 @@ fn chains_of_statements_do_not_overflow_the_stack() {
 }
 
 #[test]
+fn nested_macros_do_not_walk_names_again_and_again() {
+    let names =
+        |count: usize| (0..count).map(|i| format!("{{{{a{i}}}}}")).collect::<Vec<_>>().join("\n");
+    for (open, close) in [
+        ("{%macro m()%}", "{%endmacro%}"),
+        ("{%call m()%}", "{%endcall%}"),
+        ("{%macro m()%}{%if a%}", "{%endif%}{%endmacro%}"),
+        ("{%macro m()%}{%- call(x) m()%}", "{%+ endcall%}{%endmacro%}"),
+    ] {
+        for (depth, count) in [(60, 3000), (60, 40_000), (5, 40_000), (20, 20_000)] {
+            let source = format!("{}{}{}", open.repeat(depth), names(count), close.repeat(depth));
+            let start = Instant::now();
+            refused(&source);
+            let time = start.elapsed();
+            // Counting tokens takes milliseconds.
+            assert!(time < Duration::from_secs(2), "{open} {depth} x {count}: {time:?}");
+        }
+    }
+    // Many one after another, and a few in each other with thousands of names.
+    let flat = "{%macro m(a)%}{{a}}{{b}}{%endmacro%}\n".repeat(5000);
+    assert!(render_in_time(&flat).unwrap().trim().is_empty());
+    let body = format!("{{% if a %}}{}{{% endif %}}", names(3000));
+    let nested =
+        format!("{0}{0}{body}{1}{1}", "{%macro m()%}{%for i in l%}", "{%endfor%}{%endmacro%}");
+    assert_eq!(render_in_time(&nested).unwrap(), "");
+}
+
+#[test]
+fn values_are_not_indented_by_great_depths() {
+    let deep = |items: &str, depth: usize| {
+        let start = format!("{{% set ns = namespace(x={items}) %}}");
+        format!("{start}{{% for i in range({depth}) %}}{{% set ns.x = [ns.x] %}}{{% endfor %}}")
+    };
+    for (items, depth) in [("range(4000)|list", 190), ("range(60000)|list", 40), ("[]", 190)] {
+        let start = Instant::now();
+        let error = render_in_time(&(deep(items, depth) + "{{ ns.x|pprint }}")).unwrap_err();
+        assert!(error.contains("again and again"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(5), "{items}: {:?}", start.elapsed());
+    }
+    assert_eq!(render_in_time("{{ [{'a': 1}]|pprint }}").unwrap().lines().count(), 5);
+    let shallow = deep("range(3000)|list", 10) + "{{ ns.x|pprint|length }}";
+    assert!(render_in_time(&shallow).is_ok());
+}
+
+#[test]
 fn unfinished_tags_take_linear_time() {
     for part in ["{", "{{", "{%", "{#", "{{ ( }}", "{{ '", "{% raw %}", "{%-", "}}", "{{ [", "#}"] {
         let _ = render_in_time(&part.repeat(100_000 / part.len()));

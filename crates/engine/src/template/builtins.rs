@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use minijinja::value::{Rest, ValueOrKwargs};
+use minijinja::value::{ObjectRepr, Rest, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
 
 use super::budget::{Budget, exceeded};
@@ -99,6 +99,11 @@ pub(super) fn check(
             check_items(items(value))?;
             check_items(count)
         }
+        // Each level of a value writes all that is in it again, and indents each of its lines.
+        "pprint" => {
+            let levels = depth(value);
+            check_work(levels.saturating_mul(levels), bytes)
+        }
         "sum" => check_work(items(value), bytes + argument_bytes),
         "join" | "dictsort" | "items" | "reverse" | "min" | "max" | "sort" | "list" | "select"
         | "reject" | "selectattr" | "rejectattr" | "map" | "groupby" | "unique" => {
@@ -107,6 +112,17 @@ pub(super) fn check(
         }
         _ => Ok(()),
     }
+}
+
+/// How deep a value is nested, which `Budget::written_bytes` has bounded.
+fn depth(value: &Value) -> u64 {
+    let Some(object) = value.as_object() else { return 0 };
+    let items: Vec<Value> = if object.repr() == ObjectRepr::Map {
+        object.try_iter_pairs().into_iter().flatten().flat_map(|(key, item)| [key, item]).collect()
+    } else {
+        object.try_iter().into_iter().flatten().collect()
+    };
+    1 + items.iter().map(depth).max().unwrap_or(0)
 }
 
 /// Checks the widths of a format's fields, and how often it can repeat its arguments.
@@ -147,5 +163,5 @@ fn check_work(items: u64, bytes: u64) -> Result<(), Error> {
     if items.saturating_mul(bytes) <= WORK_MAX {
         return Ok(());
     }
-    Err(exceeded("a filter reads a long argument for each of many items"))
+    Err(exceeded("a filter reads a long value or argument again and again"))
 }

@@ -26,6 +26,12 @@ const TAG_TOKENS_MAX: u64 = 8192;
 /// The most that the squares of all tags' numbers of tokens add up to: compiling a chain of
 /// operators takes a time that grows with the square.
 const SQUARES_MAX: u64 = 32 << 20;
+/// The most steps of finding the variables that macros and call blocks capture: each of those that
+/// stand around a name looks for it in every block that is open there. Published templates need a
+/// tenth at most.
+const CAPTURE_STEPS_MAX: u64 = 1 << 20;
+/// The steps of capturing a name, beside those for the open blocks.
+const CAPTURED_NAME_STEPS: u64 = 8;
 /// The most maps that are merged into one call's keyword arguments.
 const MERGED_MAX: usize = 16;
 
@@ -48,12 +54,17 @@ pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
     let mut out = String::with_capacity(source.len());
     let (mut copied, mut tag_tokens, mut squares) = (0, 0, 0);
     let (mut follows_operand, mut starts_block) = (false, false);
+    let mut captures = Captures::default();
     for token in tokenize(source, false, syntax()?) {
         let (token, span) = token?;
         let is_end = matches!(token, Token::VariableEnd | Token::BlockEnd);
         tag_tokens += 1;
         if tag_tokens > TAG_TOKENS_MAX || squares + tag_tokens * tag_tokens > SQUARES_MAX {
             return Err(exceeded(format!("line {}: expressions are too long", span.start_line)));
+        }
+        if !captures.admit(&token, starts_block) {
+            let line = span.start_line;
+            return Err(exceeded(format!("line {line}: macros and call blocks are too deep")));
         }
         if is_end {
             squares += tag_tokens * tag_tokens;
@@ -78,6 +89,44 @@ pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
     }
     out.push_str(&source[copied..]);
     Ok(out)
+}
+
+/// What the macros and call blocks so far cost the compiler: each finds the variables that it
+/// captures by walking through all that it holds, other macros included.
+#[derive(Default)]
+struct Captures {
+    /// Macros and call blocks that are open.
+    macros: u64,
+    /// All blocks that are open, in which names may be assigned.
+    scopes: u64,
+    steps: u64,
+}
+
+impl Captures {
+    /// Counts a token. Returns whether the steps are within their limit.
+    fn admit(&mut self, token: &Token<'_>, starts_block: bool) -> bool {
+        let mut steps = 1;
+        if let Token::Ident(name) = token {
+            steps = CAPTURED_NAME_STEPS + self.scopes;
+            let (is_end, tag) = match name.strip_prefix("end") {
+                Some(tag) => (true, tag),
+                None => (false, *name),
+            };
+            let is_macro = matches!(tag, "macro" | "call");
+            // A `set` is not counted: whether it opens a block is not known from its name.
+            let is_scope = is_macro
+                || matches!(tag, "for" | "if" | "with" | "filter" | "autoescape" | "block");
+            let moved = |open: u64, counts: bool| match (starts_block && counts, is_end) {
+                (false, _) => open,
+                (true, false) => open + 1,
+                (true, true) => open.saturating_sub(1),
+            };
+            self.macros = moved(self.macros, is_macro);
+            self.scopes = moved(self.scopes, is_scope);
+        }
+        self.steps += self.macros * steps;
+        self.steps <= CAPTURE_STEPS_MAX
+    }
 }
 
 /// Compiles a template with bounded instructions.

@@ -2,11 +2,10 @@
 //! The metadata names some by id; others are known by their text, because many files leave them
 //! out. The rules are those of llama.cpp, so that the same file behaves the same.
 
-use std::ops::Range;
-
 use bodkin_gguf::Metadata;
 use hashbrown::HashMap;
 
+use super::fragments::{Cut, Fragment, Fragments};
 use super::trie::Trie;
 use super::vocabulary::{TokenType, Vocabulary};
 use crate::error::{Error, Result};
@@ -179,24 +178,21 @@ fn mark_control(vocabulary: &mut Vocabulary, texts: &[&str]) -> Option<u32> {
     Some(id)
 }
 
-/// A piece of the input.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Fragment {
-    /// Text that is still to be tokenized, as a range of bytes.
-    Text(Range<usize>),
-    /// A special token that stood there.
-    Token(u32),
-}
-
-/// Each special token of a text is a search through the whole of it. They end with an error after
-/// this many bytes, a second or two of searching.
-const MAX_WORK: usize = 1 << 31;
+/// The most steps of finding special tokens in one text, half a second of them or one: bytes of the
+/// text that are compared with tokens' first bytes, or searched for a token.
+const MAX_WORK: usize = 1 << 27;
 
 /// This number of searches is allowed however long the text is.
 const MIN_SEARCHES: usize = 64;
 
-/// The work for each fragment that is copied, in bytes that are searched.
+/// The work for each fragment that is searched, in bytes.
 const FRAGMENT_WORK: usize = 32;
+
+/// The most places of tokens that are remembered, however short the text is.
+const MIN_PLACES: usize = 1 << 22;
+
+/// A token that stands more often than once in this number of bytes is searched for.
+const BYTES_PER_PLACE: usize = 16;
 
 /// A token that is looked for.
 struct SpecialPattern {
@@ -256,7 +252,7 @@ impl SpecialMatcher {
     }
 
     /// Cuts a text at the special tokens in it. A longer token goes before a shorter one wherever
-    /// they stand, so each is looked for in what the longer ones left.
+    /// they stand, so each takes what the longer ones left.
     ///
     /// # Errors
     /// [`Error::ManySpecialTokens`] if that took too long, which no text of less than 500 bytes
@@ -267,39 +263,107 @@ impl SpecialMatcher {
         vocabulary: &Vocabulary,
         parse_special: bool,
     ) -> Result<Vec<Fragment>> {
-        let mut fragments = Vec::new();
+        let mut fragments = Fragments::new(text);
         if text.is_empty() {
-            return Ok(fragments);
+            return Ok(fragments.into_vec());
         }
-        fragments.push(Fragment::Text(0..text.len()));
-        let is_there = self.find_texts(text.as_bytes());
-        let patterns = self.patterns.iter().filter(|pattern| {
-            is_there[pattern.text as usize] && (parse_special || !pattern.only_with_parse_special)
-        });
-        let limit = MAX_WORK.max(MIN_SEARCHES * text.len());
-        let mut work = 0;
+        let mut work = Work::of_text(text);
+        let found = self.find_texts(text.as_bytes(), &mut work)?;
+        let patterns = self.patterns.iter().filter(|p| parse_special || !p.only_with_parse_special);
         for pattern in patterns {
-            work += text.len() + FRAGMENT_WORK * fragments.len();
-            if work > limit {
-                return Err(Error::ManySpecialTokens { bytes: text.len() });
+            let Some(places) = found.places_of(pattern.text) else { continue };
+            let token = str::from_utf8(vocabulary.text(pattern.id)).unwrap_or_default();
+            let SpecialPattern { id, lstrip, rstrip, .. } = *pattern;
+            let cut = Cut { id, token, lstrip, rstrip };
+            match places {
+                Places::At(places) => {
+                    for &at in places {
+                        fragments.cut_at(at as usize, &cut);
+                    }
+                }
+                Places::Many => {
+                    let count = fragments.text_count();
+                    work.spend(fragments.text_bytes() + FRAGMENT_WORK * count)?;
+                    fragments.cut_everywhere(&cut);
+                }
             }
-            let token = str::from_utf8(vocabulary.text(pattern.id));
-            fragments = cut(text, token.unwrap_or_default(), pattern, fragments);
         }
-        Ok(fragments)
+        Ok(fragments.into_vec())
     }
 
-    /// Which texts of patterns, by their numbers, stand somewhere in `text`. There are thousands of
-    /// special tokens, and a search for each would take long.
-    fn find_texts(&self, text: &[u8]) -> Vec<bool> {
-        let mut is_there = vec![false; self.patterns.len()];
+    /// Where the texts of patterns stand in `text`. There are thousands of special tokens, and a
+    /// search for each would take long.
+    fn find_texts(&self, text: &[u8], work: &mut Work) -> Result<Found> {
+        let mut found = Found { indices: vec![NOWHERE; self.patterns.len()], places: Vec::new() };
+        let most_of_one = text.len() / BYTES_PER_PLACE + 64;
+        let mut left = MIN_PLACES.max(text.len());
         for start in 0..text.len() {
-            for (_, number) in self.texts.prefixes(&text[start..]) {
-                is_there[number as usize] = true;
+            let mut steps = 1;
+            for number in self.texts.walk(&text[start..]) {
+                steps += 1;
+                let Some(number) = number else { continue };
+                let index = &mut found.indices[number as usize];
+                if *index == NOWHERE {
+                    *index = found.places.len() as u32;
+                    found.places.push(Places::At(Vec::new()));
+                }
+                let places = &mut found.places[*index as usize];
+                let Places::At(list) = places else { continue };
+                if list.len() < most_of_one && left > 0 {
+                    list.push(start as u32);
+                    left -= 1;
+                } else {
+                    left += list.len();
+                    *places = Places::Many;
+                }
             }
+            work.spend(steps)?;
         }
-        is_there
+        Ok(found)
     }
+}
+
+/// What is left of the steps that a text may take.
+struct Work {
+    left: usize,
+    text_bytes: usize,
+}
+
+impl Work {
+    fn of_text(text: &str) -> Work {
+        Work { left: MAX_WORK.max(MIN_SEARCHES * text.len()), text_bytes: text.len() }
+    }
+
+    fn spend(&mut self, steps: usize) -> Result<()> {
+        let too_many = Error::ManySpecialTokens { bytes: self.text_bytes };
+        self.left = self.left.checked_sub(steps).ok_or(too_many)?;
+        Ok(())
+    }
+}
+
+/// The index of a text that is not there.
+const NOWHERE: u32 = u32::MAX;
+
+/// Where the texts of patterns stand.
+struct Found {
+    /// The index in `places` of each text, by its number.
+    indices: Vec<u32>,
+    places: Vec<Places>,
+}
+
+impl Found {
+    fn places_of(&self, text: u32) -> Option<&Places> {
+        self.places.get(self.indices[text as usize] as usize)
+    }
+}
+
+/// Where one text stands.
+enum Places {
+    /// In bytes, ascending.
+    At(Vec<u32>),
+    /// At too many places to remember. They are searched for when they are needed: a longer token
+    /// may have taken them by then.
+    Many,
 }
 
 /// What a vocabulary has of special tokens with one text.
@@ -339,41 +403,5 @@ impl Strips {
     }
 }
 
-/// Cuts all fragments of text at one special token.
-fn cut(
-    text: &str,
-    token: &str,
-    pattern: &SpecialPattern,
-    fragments: Vec<Fragment>,
-) -> Vec<Fragment> {
-    let mut out = Vec::with_capacity(fragments.len());
-    for fragment in fragments {
-        let Fragment::Text(Range { mut start, end }) = fragment else {
-            out.push(fragment);
-            continue;
-        };
-        while let Some(at) = text[start..end].find(token) {
-            let mut left = &text[start..start + at];
-            if pattern.lstrip {
-                left = left.trim_end_matches(is_space);
-            }
-            if !left.is_empty() {
-                out.push(Fragment::Text(start..start + left.len()));
-            }
-            out.push(Fragment::Token(pattern.id));
-            start += at + token.len();
-            if pattern.rstrip {
-                start = end - text[start..end].trim_start_matches(is_space).len();
-            }
-        }
-        if start < end {
-            out.push(Fragment::Text(start..end));
-        }
-    }
-    out
-}
-
-/// White space as C has it.
-fn is_space(character: char) -> bool {
-    matches!(character, ' ' | '\t'..='\r')
-}
+#[cfg(test)]
+mod tests;

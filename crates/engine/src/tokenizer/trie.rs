@@ -61,14 +61,17 @@ impl Trie {
 
     /// The tokens that `text` starts with, shortest first, each after its length in bytes.
     pub(super) fn prefixes(&self, text: &[u8]) -> impl Iterator<Item = (usize, u32)> {
+        let walk = self.walk(text).enumerate();
+        walk.filter_map(|(index, token)| Some((index + 1, token?)))
+    }
+
+    /// For each of the first bytes of `text` with which a token goes on, the token that ends there.
+    pub(super) fn walk(&self, text: &[u8]) -> impl Iterator<Item = Option<u32>> {
         let mut node = &self.nodes[0];
-        let walk = text.iter().map_while(move |&byte| {
+        text.iter().map_while(move |&byte| {
             node = self.child(node, byte)?;
-            Some(node.token)
-        });
-        walk.enumerate()
-            .filter(|&(_, token)| token != NONE)
-            .map(|(index, token)| (index + 1, token))
+            Some(Some(node.token).filter(|&token| token != NONE))
+        })
     }
 
     fn child(&self, node: &Node, byte: u8) -> Option<&Node> {
