@@ -75,6 +75,19 @@ const PARITY: [(Chip, &str, &str); 8] = [
     (Chip::Ampere, "cuda:0", "llama-f16"),
     (Chip::Hopper, "cuda:0", "bert"),
 ];
+/// Further ones, with a short prompt and one kernel for each stage: delta rules, layers with inputs
+/// of their own and shared keys, and hyper-connections with compressed and selected entries.
+const SHORT_PARITY: [&str; 3] = ["qwen35", "gemma4-e2b", "deepseek4"];
+/// The tokens of the longest prompt of those.
+const SHORT: &str = "10";
+/// Parts of the names of the suite's cases for what no model above has: entries that an indexer
+/// selects among more, latent attention, and the rescaled and the sparse rows of Gemma 3n.
+const CASES: [&str; 4] = [
+    "top_k: 1 } 1 heads",
+    "F16 Attention { heads: 4, kv_heads: 1, key_dim: 48",
+    "rescale 3",
+    "cutoff width 3",
+];
 
 /// What a command runs on.
 struct Emulator {
@@ -183,6 +196,15 @@ impl Emulator {
             let words = ["parity", "--kit", &kit, "--backend", backend, "--model", model, "models"];
             checks.push((chip, words.map(str::to_owned).to_vec()));
         }
+        for model in SHORT_PARITY {
+            let (kit, device) = (kit.to_string_lossy(), "cuda:0");
+            let words = ["parity", "--kit", &kit, "--backend", device, "--model", model];
+            let words = words.into_iter().chain(["--tokens", SHORT, "models"]);
+            checks.push((Chip::Hopper, words.map(str::to_owned).collect()));
+        }
+        let cases = CASES.into_iter().flat_map(|case| ["--case", case]);
+        let words = std::iter::once("conformance").chain(cases);
+        checks.push((Chip::Hopper, words.map(str::to_owned).collect()));
         let left = Mutex::new(checks.into_iter());
         thread::scope(|scope| {
             let workers = [(); 2].map(|()| scope.spawn(|| self.check_all(&left)));

@@ -29,6 +29,9 @@ pub(crate) struct Args {
     /// Only models whose name begins so run.
     #[arg(long, default_value = "")]
     model: String,
+    /// Only prompts of at most this many tokens run.
+    #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
+    tokens: usize,
     /// Only these folders of the kit.
     only: Vec<String>,
 }
@@ -40,7 +43,8 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     let is_run = |part: &str| args.only.is_empty() || args.only.iter().any(|only| only == part);
     let needs_real = is_run("tokenizers") || is_run("real");
     let real = if needs_real { models(&args.model)? } else { BTreeMap::new() };
-    let chosen = Selection { real, backend: args.backend.clone(), model: args.model.clone() };
+    let (backend, model) = (args.backend.clone(), args.model.clone());
+    let chosen = Selection { real, backend, model, tokens: args.tokens };
     let (mut failed, mut compared) = (0, 0);
     for (name, run) in PARTS {
         if !is_run(name) {

@@ -11,7 +11,6 @@ use bodkin_wgpu::Wgpu;
 use serde_json::Value;
 
 /// Which models and backends run.
-#[derive(Default)]
 pub(super) struct Selection {
     /// Files of the real models, by name.
     pub(super) real: BTreeMap<String, PathBuf>,
@@ -19,6 +18,16 @@ pub(super) struct Selection {
     pub(super) backend: String,
     /// The start of the names of the models that run.
     pub(super) model: String,
+    /// The tokens of the longest prompt of the tiny models that runs.
+    pub(super) tokens: usize,
+}
+
+impl Default for Selection {
+    /// Everything but the real models.
+    fn default() -> Selection {
+        let (backend, model) = (String::new(), String::new());
+        Selection { real: BTreeMap::new(), backend, model, tokens: usize::MAX }
+    }
 }
 
 /// Numeric comparisons that have one limit.

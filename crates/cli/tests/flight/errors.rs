@@ -24,7 +24,7 @@ fn error(place: &Place, words: &[&str], flags: &[String]) -> String {
 fn a_store_that_refuses_is_quoted() {
     for version in VERSIONS {
         let place = Place::new();
-        let (bert, other) = (model("bert"), model("nomic-bert"));
+        let (bert, other) = (model("bert"), model("modern-bert"));
         let store = Store::start(version, &["--api-key", "secret"]);
         let key = |key: &str| [store.flags("d"), vec!["--api-key".into(), key.into()]].concat();
         let found = error(&place, &["embed", &bert, "hello"], &store.flags("d"));
