@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::compare::{append, commit, median, release_binary};
-use crate::peer::{Peer, Run};
+use crate::peer::{Peer, Run, spelled};
 use crate::results::{newest, number, replace, text};
 
 const RESULTS: &str = "benches/results/gpu.jsonl";
@@ -155,12 +155,13 @@ fn device_table(rows: &[&Value]) -> Result<String> {
     }
     if let Some(row) = rows.last() {
         let (device, driver) = (text(row, "device"), text(row, "driver"));
+        let peer = rows.iter().map(|row| text(row, "peer")).rfind(|peer| *peer != "?");
         writeln!(
             table,
             "\nMedians of five; {device}, driver {driver}; random weights in usual shapes; in \
              brackets what was read, as a share of the bandwidth measured with it; bold is the \
              ratio to {} with flash attention, measured after each test.",
-            rows.iter().map(|row| text(row, "peer")).rfind(|peer| *peer != "?").unwrap_or("a peer")
+            peer.map_or("a peer".to_owned(), spelled)
         )?;
     }
     Ok(table)

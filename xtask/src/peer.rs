@@ -182,6 +182,23 @@ fn project(folder: &Path) -> String {
     if names.is_empty() { "llama.cpp".to_owned() } else { names.join("/") }
 }
 
+/// The name of a build as tables print it. Rows have several spellings of the same one: that of
+/// pip, which builds the package for the machine, and those of folders, with or without a commit.
+pub(crate) fn spelled(name: &str) -> String {
+    let is_separator = |c: char| matches!(c, '=' | '-');
+    let Some(rest) = name.strip_prefix("llama_cpp_python") else { return name.to_owned() };
+    let rest = rest.trim_start_matches(is_separator);
+    let (version, build) = match rest.split_once("/llama.cpp") {
+        Some((version, build)) => (version, build.replace(", native", ", built natively")),
+        None => (rest, ", built natively".to_owned()),
+    };
+    let build = match build.strip_prefix(' ') {
+        Some(commit) => format!(", commit {commit}"),
+        None => build,
+    };
+    format!("llama.cpp of llama_cpp_python {version}{build}")
+}
+
 /// The vector extensions that a line such as `AVX2 = 1 | AVX512 = 0` says are used.
 fn vector_sets(text: &str) -> String {
     let used = text.split(['|', ':', '\n']).filter_map(|part| part.trim().strip_suffix(" = 1"));
@@ -206,6 +223,23 @@ fn stdout(mut command: Command) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_build_has_one_spelling() {
+        let of = "llama.cpp of llama_cpp_python 0.3.36";
+        for (name, build) in [
+            ("llama_cpp_python==0.3.36", ", built natively"),
+            ("llama_cpp_python-0.3.36/llama.cpp", ""),
+            ("llama_cpp_python-0.3.36/llama.cpp 0c1e570", ", commit 0c1e570"),
+            ("llama_cpp_python-0.3.36/llama.cpp, native", ", built natively"),
+            ("llama_cpp_python-0.3.36/llama.cpp, CUDA 13.0, sm_90", ", CUDA 13.0, sm_90"),
+        ] {
+            assert_eq!(spelled(name), format!("{of}{build}"));
+        }
+        for name in ["ik_llama.cpp", "bodkin", "llama.cpp 0c1e570"] {
+            assert_eq!(spelled(name), name);
+        }
+    }
 
     #[test]
     fn builds_are_named() {

@@ -64,9 +64,9 @@ pub(crate) fn is_of_output(error: &anyhow::Error) -> bool {
 }
 
 /// Names from a file as they may be printed: on one line, without the characters that command a
-/// terminal, or that show text in another order than it has.
+/// terminal, that show text in another order than it has, or that are invisible.
 pub(crate) fn printable_name(text: &str) -> String {
-    text.replace(|c: char| c.is_control() || changes_direction(c), "\u{fffd}")
+    text.replace(is_unsafe, "\u{fffd}")
 }
 
 /// Text of a model as it may be printed: without the control characters that move the cursor,
@@ -83,20 +83,32 @@ pub(crate) fn printable_text(text: &str) -> String {
 pub(crate) fn printable_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
-        match (c.is_control() && c != '\n') || changes_direction(c) {
-            true => shown += &format!("\\u{:04x}", u32::from(c)),
+        match is_unsafe(c) && c != '\n' {
+            true => {
+                let mut units = [0; 2];
+                let escaped = c.encode_utf16(&mut units).iter();
+                shown.extend(escaped.map(|unit| format!("\\u{unit:04x}")));
+            }
             false => shown.push(c),
         }
     }
     shown
 }
 
-/// Whether a character changes the direction in which others are shown.
-fn changes_direction(c: char) -> bool {
-    matches!(
+/// Whether a character commands a terminal, ends a line, changes the direction in which others are
+/// shown, or takes no place. Joiners take none either, but words and emojis need them.
+fn is_unsafe(c: char) -> bool {
+    let changes_direction = matches!(
         c,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
-    )
+    );
+    let ends_line = matches!(c, '\u{2028}' | '\u{2029}');
+    let is_invisible = matches!(
+        c,
+        '\u{ad}' | '\u{180e}' | '\u{200b}' | '\u{2060}'..='\u{2064}' | '\u{206a}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+    );
+    c.is_control() || changes_direction || ends_line || is_invisible
 }
 
 /// The chain of causes, without those that the text before already ends with.
@@ -159,11 +171,21 @@ mod tests {
     }
 
     #[test]
+    fn names_show_all_that_is_in_them() {
+        assert_eq!(printable_name("a\u{2028}b\u{200b}c\u{e0041}d"), "a\u{fffd}b\u{fffd}c\u{fffd}d");
+        // Words of some languages and emojis are whole.
+        for name in ["می\u{200c}خواهم", "e\u{301}", "👩\u{200d}👧", "ä b"] {
+            assert_eq!(printable_name(name), name);
+        }
+    }
+
+    #[test]
     fn printable_json_has_the_same_value() {
-        let value = serde_json::json!({"a": ["\u{1b}[2J\n\u{7f}\u{9b}2J\u{202e}b\u{200f}ä"]});
+        let hidden = "\u{7f}\u{9b}\u{202e}\u{200f}\u{2028}\u{200b}\u{e0041}";
+        let value = serde_json::json!({"a": [format!("\u{1b}[2J\n{hidden}ä")], hidden: 1});
         for json in [format!("{value}"), format!("{value:#}")] {
             let shown = printable_json(&json);
-            assert!(!shown.contains(|c| "\u{7f}\u{9b}\u{202e}\u{200f}".contains(c)), "{shown}");
+            assert!(!shown.contains(|c| hidden.contains(c)), "{shown}");
             assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
         }
     }

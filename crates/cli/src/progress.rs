@@ -1,11 +1,12 @@
 //! Progress on stderr: a bar on a terminal, one plain line everywhere else.
 
 use std::collections::HashSet;
+use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use bodkin::{Progress, Reporter};
+use bodkin::{Phase, Progress, Reporter};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::errors::printable_text;
@@ -73,6 +74,16 @@ pub(crate) fn reporter() -> &'static Reporter {
         })
     });
     &REPORTER
+}
+
+/// Begins a phase that this machine computes, such as a conversion. Where its progress cannot be
+/// seen, nothing is printed: if it fails, the error is the only line.
+pub(crate) fn computing(what: &str, total_bytes: Option<u64>) -> Phase<'static> {
+    static SILENT: LazyLock<Reporter> = LazyLock::new(Reporter::default);
+    match std::io::stderr().is_terminal() || is_verbose() {
+        true => reporter().begin(what, total_bytes),
+        false => SILENT.begin(what, total_bytes),
+    }
 }
 
 fn bar(what: &str, total_bytes: Option<u64>) -> ProgressBar {

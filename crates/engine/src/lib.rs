@@ -34,6 +34,7 @@ pub use engine::{Engine, EngineOptions};
 pub use error::{Error, Result};
 pub use events::{Canceller, EventDecoder, Events, Update, UpdateSink};
 pub use logits::{logits, steps};
+pub use nonfinite::{FirstNonFinite, error as non_finite_error};
 pub use pages::{Pages, Sequence};
 pub use prefix_store::PrefixStore;
 pub use request::{Event, Finish, Logprobs, Request, Timings, Usage};

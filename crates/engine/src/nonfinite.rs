@@ -3,16 +3,29 @@
 
 use bodkin_backend::{Matmul, Model, Observer};
 
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::pages::Pages;
 use crate::single_sequence::run_sequence;
 
 /// Remembers the first matmul whose input holds NaN or infinity.
 #[derive(Default)]
-struct FirstNonFinite {
+pub struct FirstNonFinite {
     place: Option<String>,
     /// The matmul that was seen last.
     last: String,
+}
+
+impl FirstNonFinite {
+    /// Fails if there was one.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`], which names its layer and weight.
+    pub fn check(&self) -> Result<()> {
+        match self.place.clone() {
+            Some(place) => Err(Error::NonFinite { place }),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Observer for FirstNonFinite {
@@ -27,9 +40,9 @@ impl Observer for FirstNonFinite {
     }
 }
 
-/// The error of a sequence whose output is not finite. Runs it again in pages of its own, to find
-/// the first value that is not.
-pub(crate) fn error(model: &mut dyn Model, pages: &mut Pages, tokens: &[u32]) -> Error {
+/// The error of a sequence of `tokens` whose output is not finite. Runs it again in pages of its
+/// own, to find the first value that is not.
+pub fn error(model: &mut dyn Model, pages: &mut Pages, tokens: &[u32]) -> Error {
     let mut first = FirstNonFinite::default();
     let step = model.limits().tokens;
     let is_last = |i| i + 1 == tokens.len();

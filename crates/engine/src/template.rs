@@ -6,6 +6,7 @@
 
 mod budget;
 mod builtins;
+mod errors;
 mod filters;
 mod json;
 mod methods;
@@ -23,20 +24,14 @@ use minijinja::{Environment, ErrorKind, State, Value, machinery};
 use serde_json::{Map, Value as Json};
 
 use self::budget::Budget;
+use self::errors::{error, template};
 use self::renderer::Renderers;
-use crate::error::{Error, Result};
+pub use self::renderer::TEMPLATE_THREAD;
+use crate::error::Result;
 use crate::tokenizer::Tokenizer;
 
 /// The most instructions of one rendering: dozens of times what a long conversation takes.
 const FUEL: u64 = 10_000_000;
-
-/// The name of the threads that templates run on. minijinja panics on some hostile ones, which
-/// becomes an error with the panic's message: a program's panic hook can be silent about these
-/// threads.
-pub const TEMPLATE_THREAD: &str = "bodkin-template";
-
-/// The longest message of an error, in characters.
-const MESSAGE_MAX: usize = 400;
 
 /// The longest format of a time, in bytes.
 const TIME_FORMAT_MAX: usize = 1000;
@@ -183,26 +178,6 @@ fn environment(budget: &Arc<Budget>, time: Option<DateTime>) -> Environment<'sta
 
 fn value(json: &Json) -> Value {
     Value::from(Serde(json))
-}
-
-fn template(message: impl Into<String>) -> Error {
-    Error::Template(message.into())
-}
-
-/// All that minijinja knows about an error, in one line.
-fn error(error: minijinja::Error) -> Error {
-    let mut message = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        message.push_str(": ");
-        message.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    let mut shown: String = message.chars().take(MESSAGE_MAX).collect();
-    if shown.len() < message.len() {
-        shown.push_str("...");
-    }
-    template(shown.replace(['\n', '\r'], " "))
 }
 
 fn raise_exception(message: &str) -> std::result::Result<Value, minijinja::Error> {

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::Value;
 
+use crate::peer::spelled;
 use crate::results::{newest, number, replace, text};
 
 /// One row in Markdown.
@@ -59,7 +60,7 @@ fn write_machine(out: &mut String, rows: &[&Value]) -> Result<()> {
     for row in rows {
         let pair = format!(
             "{} with {}; bodkin with {}",
-            text(row, "peer"),
+            spelled(text(row, "peer")),
             text(row, "peer_instruction_sets"),
             text(row, "instruction_sets")
         );

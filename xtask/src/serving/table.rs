@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::Value;
 
+use crate::peer::spelled;
 use crate::results::{newest, number, replace, text};
 
 /// Replaces the table by the newest row of each load, server and machine.
@@ -24,7 +25,7 @@ pub(super) fn rewrite(document: &Path, results: &Path) -> Result<()> {
             machine(row),
             text(row, "file"),
             load(row),
-            text(row, "server"),
+            spelled(text(row, "server")),
             number(row, "total_tok_s"),
             percentiles(&row["first_token_ms"], 0),
             percentiles(&row["inter_token_ms"], 1),

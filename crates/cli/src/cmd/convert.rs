@@ -9,7 +9,7 @@ use bodkin_convert::{Model, Options};
 use super::quantize::{fallbacks, file_type, report, type_names};
 use crate::arguments::threads;
 use crate::output;
-use crate::progress::reporter;
+use crate::progress::computing;
 
 /// Arguments of `convert`.
 #[derive(clap::Args)]
@@ -38,11 +38,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let threads = threads(args.threads)?;
     let model = Model::open(&args.input, &Options { kind, pre: args.pre })?;
     output::check(&args.output, [args.input.as_path()])?;
-    fallbacks(model.choices());
     output::write(&args.output, |out| {
-        let progress = reporter().begin("converting", Some(model.bytes()));
+        let progress = computing("converting", Some(model.bytes()));
         let written = model.write(threads, &|bytes| progress.add(bytes), out);
         written.with_context(|| format!("cannot write {}", args.output.display()))
     })?;
+    fallbacks(model.choices());
     report(model.bytes(), model.choices(), args.json)
 }

@@ -40,8 +40,9 @@ Prints one line of JSON for each text, in order: {\"embedding\":[...],\"tokens\"
 special tokens at the start and the end. An encoder such as BERT and any model that generates text
 embed; the latter with the mean of its last hidden states, unless its file or --pooling says
 otherwise. Texts share batches of up to --batch-size tokens. Texts of --file come after those of
-the command line. A .txt file has one text per line; rows of .jsonl, .csv and .parquet files have a
-text in the column --column names, and their other columns are passed on, with `text` before them.
+the command line. A .txt file has one text per line, and empty lines are skipped; rows of .jsonl,
+.csv and .parquet files have a text in the column --column names, and their other columns are passed
+on, with `text` before them.
 --prefix takes a text, or a name: of a prompt that the model has, such as `query`, or of a task:
 search_document, search_query, clustering or classification. A prefix is computed once for texts
 that share it where pooling is `last`; otherwise every text computes it.
@@ -278,6 +279,9 @@ impl Run {
             "--resume: expected the rows of an interrupted run of these {number} texts, found \
              {resumed}"
         );
+        if rows.blank_lines() > 0 {
+            eprintln!("skipped {}", count(rows.blank_lines(), "empty line"));
+        }
         Ok(())
     }
 
@@ -339,7 +343,7 @@ impl Run {
         let (limit, found) = (self.encoder.context(), tokens.len());
         ensure!(
             found <= limit || self.encoder.options().truncate,
-            "{}: text {} has {found} tokens, the model takes {limit}",
+            "{}: text {} has {found} tokens, the model takes {limit}; --truncate cuts longer texts",
             self.name,
             number + 1
         );

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use bodkin_backend::{Matmul, Observer};
 use bodkin_compress::imatrix::Imatrix;
+use bodkin_engine::FirstNonFinite;
 use bodkin_eval::read;
 use bodkin_model::{Op, Plan};
 
@@ -51,12 +52,15 @@ struct Chosen<'a> {
     imatrix: &'a mut Imatrix,
     /// Name of the output projection, which may be the token embedding, if it is included.
     head: Option<&'a str>,
+    /// Where the activations stop being finite: their sums would not be, either.
+    non_finite: FirstNonFinite,
 }
 
 impl Observer for Chosen<'_> {
     fn matmul(&mut self, matmul: &Matmul<'_>) {
         let name = &matmul.weight.name;
         if name.starts_with("blk.") || self.head == Some(name.as_str()) {
+            self.non_finite.matmul(matmul);
             self.imatrix.matmul(matmul);
         }
     }
@@ -83,9 +87,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let head = args.process_output.then(|| head(&opened.plan)).flatten();
     let mut run = Run::new(&mut opened, &args.machine, size)?;
     for window in 0..windows.count() {
-        let mut observer = Chosen { imatrix: &mut imatrix, head: head.as_deref() };
+        let mut observer = Chosen {
+            imatrix: &mut imatrix,
+            head: head.as_deref(),
+            non_finite: FirstNonFinite::default(),
+        };
         let wanted = |_| args.process_output;
         read(run.model.as_mut(), &windows, window, wanted, &mut observer)?;
+        observer.non_finite.check()?;
         run.estimate_time(window, &windows);
     }
     imatrix.chunk_tokens = size as u32;

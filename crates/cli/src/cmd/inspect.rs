@@ -1,6 +1,7 @@
 //! `bodkin inspect`: a summary of a model, its metadata and tensors, its plan, and its memory.
 
 mod summary;
+mod zeros;
 
 use std::io::Write;
 
@@ -12,7 +13,7 @@ use serde_json::json;
 
 use crate::arguments::{Machine, find};
 use crate::errors::printable_json;
-use crate::progress::reporter;
+use crate::progress::{is_verbose, reporter};
 use crate::text;
 use bodkin::ModelFile;
 use bodkin::memory::human_bytes;
@@ -36,7 +37,7 @@ pub(crate) struct Args {
     /// Print the memory of the running model
     #[arg(long)]
     memory: bool,
-    /// Print the tensors and their shares of zeros
+    /// Print shares of zeros; --verbose: of each tensor
     #[arg(long)]
     zeros: bool,
     /// Print metadata and tensors, or the memory, as JSON
@@ -47,13 +48,13 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(mut args: Args) -> Result<()> {
-    args.tensors |= args.zeros;
+    args.tensors |= args.zeros && is_verbose();
     let program_bytes = resident_bytes();
     let mut out = std::io::stdout().lock();
     if !args.plan && !args.memory {
         // All of this is readable for unknown architectures too.
         let found = source::find(&args.model, Check::Size, reporter())?;
-        if !args.metadata && !args.tensors && !args.json {
+        if !args.metadata && !args.tensors && !args.zeros && !args.json {
             return summary::print(&mut out, &found);
         }
         return print_file(&mut out, &File::open(&found.path)?, &args);
@@ -76,7 +77,7 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
         let metadata = file.metadata().iter().map(|(k, v)| (k.to_owned(), json_value(v)));
         let tensors = file.tensors().iter().map(|t| {
             let format = t.format.name();
-            let zeros = zeros(file, t, args.zeros);
+            let zeros = zeros::share(file, t, args.zeros);
             json!({"name": t.name, "format": format, "shape": shape(t), "bytes": t.bytes,
                    "sparsity": zeros})
         });
@@ -100,40 +101,24 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
     for (key, value) in file.metadata().iter().filter(|_| args.metadata) {
         writeln!(out, "{} = {}", printable(key), printable(&text_value(value)))?;
     }
-    if args.metadata && args.tensors {
+    if args.metadata && (args.tensors || args.zeros) {
         writeln!(out)?;
     }
     for t in file.tensors().iter().filter(|_| args.tensors) {
         let (format, shape, size) = (t.format.name(), shape(t), human_bytes(t.bytes));
         write!(out, "{:<40} {format:<8} {shape:?} {size}", printable(&t.name))?;
-        match zeros(file, t, args.zeros) {
+        match zeros::share(file, t, args.zeros) {
             Some(share) => writeln!(out, ", {:.1} % zeros", 100.0 * share)?,
             None => writeln!(out)?,
         }
     }
-    Ok(())
-}
-
-/// The fraction of zeros in a tensor of a sparse format, or, with `counts`, in any other. Counting
-/// reads all values.
-fn zeros(file: &File, tensor: &Tensor, counts: bool) -> Option<f64> {
-    if tensor.format.base().is_none() && !counts {
-        return None;
-    }
-    let data = &*file.read(tensor);
-    let (rows, cols) = (tensor.rows(), tensor.cols());
-    let mut values = vec![0.0; cols];
-    let zeros = |row: usize| {
-        let row = tensor.format.row(data, rows, row);
-        match tensor.format.stored_elements(row, cols) {
-            Some(stored) => cols.saturating_sub(stored),
-            None => {
-                tensor.format.dequantize_row(row, &mut values);
-                values.iter().filter(|value| **value == 0.0).count()
-            }
+    if args.zeros {
+        if args.tensors {
+            writeln!(out)?;
         }
-    };
-    Some((0..rows).map(zeros).sum::<usize>() as f64 / tensor.elements() as f64)
+        zeros::print_summary(out, file)?;
+    }
+    Ok(())
 }
 
 /// Columns last, as plans print shapes.

@@ -18,7 +18,7 @@ use bodkin_gguf::File;
 use super::chunks::{CHUNK_TOKENS, Run, windows, windows_of};
 use crate::arguments::{Machine, find_decoder, threads};
 use crate::output;
-use crate::progress::reporter;
+use crate::progress::computing;
 pub(crate) use arguments::Args;
 use bodkin::ModelFile;
 use bodkin::memory::human_bytes;
@@ -113,7 +113,7 @@ fn prune_all(
             }
             None => None,
         };
-        let progress = progress.get_or_insert_with(|| reporter().begin("pruning", Some(bytes)));
+        let progress = progress.get_or_insert_with(|| computing("pruning", Some(bytes)));
         for job in pass {
             pruner.prune(job, collected.as_ref().unwrap_or(&known), threads)?;
             progress.add(job.tensor.bytes);
@@ -184,7 +184,7 @@ fn calibrate(
     let mut run = Run::new(opened, machine, text.size())?;
     let mut calibration = Calibration::new(&opened.plan, names, threads(machine.threads)?);
     // The tokens of the text, as a progress bar counts bytes.
-    let progress = reporter().begin("calibrating", Some((4 * text.count() * text.size()) as u64));
+    let progress = computing("calibrating", Some((4 * text.count() * text.size()) as u64));
     for window in 0..text.count() {
         read(run.model.as_mut(), text, window, |_| false, &mut calibration)?;
         calibration.check()?;

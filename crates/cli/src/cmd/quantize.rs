@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::arguments::{find_path, threads};
 use crate::errors::printable_name;
-use crate::progress::{is_verbose, reporter};
+use crate::progress::{computing, is_verbose};
 use crate::{output, text};
 use bodkin::memory::human_bytes;
 use bodkin::source::is_file;
@@ -158,23 +158,13 @@ pub(crate) fn run(args: Args) -> Result<()> {
     }
     let importance = imatrix.as_ref().map(|imatrix| quantize::Importance::new(imatrix, &choices));
     let importance = importance.transpose()?;
-    fallbacks(&choices);
-    if let Some(importance) = &importance {
-        importance.missing().for_each(|name| {
-            let name = printable_name(name);
-            eprintln!("{name}: expected an entry in the importance matrix, found none")
-        });
-    }
     if !args.dry_run {
         let mut metadata = quantize::metadata(&file, kind);
         if let (Some(imatrix), Some(path)) = (&imatrix, &args.imatrix) {
             quantize::record_imatrix(&mut metadata, imatrix, &path.display().to_string());
         }
-        if given.is_none() {
-            eprintln!("writing {}", output.display());
-        }
         output::write(&output, |out| {
-            let progress = reporter().begin("quantizing", Some(file.bytes()));
+            let progress = computing("quantizing", Some(file.bytes()));
             let conversion = Conversion {
                 choices: &choices,
                 importance: importance.as_ref(),
@@ -188,6 +178,16 @@ pub(crate) fn run(args: Args) -> Result<()> {
                 written => written.with_context(|| format!("cannot write {}", output.display())),
             }
         })?;
+    }
+    fallbacks(&choices);
+    if let Some(importance) = &importance {
+        importance.missing().for_each(|name| {
+            let name = printable_name(name);
+            eprintln!("{name}: expected an entry in the importance matrix, found none")
+        });
+    }
+    if given.is_none() && !args.dry_run {
+        eprintln!("wrote {}", output.display());
     }
     report(file.bytes(), &choices, args.json)
 }

@@ -213,6 +213,8 @@ fn a_conversation_is_saved_and_loaded() {
         "/save notes.txt",
         "error: /save replaces nothing but a saved conversation: notes.txt",
     );
+    assert!(Command::new("mkfifo").arg(place.path("pipe")).status().unwrap().success());
+    first.say("/save pipe", "error: /save replaces nothing but a saved conversation: ");
     first.say("/save talk.json", "saved 3 messages");
     first.say("/save ~/of-home.json", "saved 3 messages");
     first.leave("/exit\r");
@@ -222,6 +224,8 @@ fn a_conversation_is_saved_and_loaded() {
     second.say("/load absent.json", "error: cannot read a conversation from absent.json");
     second.say("/load notes.txt", "error: notes.txt: expected a JSON array of messages");
     fs::write(place.path("odd.json"), r#"[{"role": "king", "content": ""}]"#).unwrap();
+    second.say("/load pipe", "error: cannot read a conversation from pipe: expected a file");
+    second.say("/load home", "error: cannot read a conversation from home: expected a file");
     second.say("/load odd.json", "expected the role system, user, assistant, found `king`");
     second.say("/load talk.json", "loaded 3 messages");
     second.say("/load ~/of-home.json", "loaded 3 messages");

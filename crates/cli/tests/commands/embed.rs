@@ -99,7 +99,7 @@ fn a_text_that_is_too_long_is_cut_only_if_asked() {
     let tokens = place.text(&["tokenize", &bert, &long]).split(',').count();
     assert!(tokens > 256);
     let error = failure(&place.run(&["embed", &bert, "hello", &long]));
-    let needle = format!("text 2 has {tokens} tokens, the model takes 256");
+    let needle = format!("text 2 has {tokens} tokens, the model takes 256; --truncate cuts");
     assert!(error.contains("bert.gguf") && error.contains(&needle), "{error}");
     let error = failure(&place.run(&["embed", &bert, "--tokens", "2,5,3", "--ctx-size", "2"]));
     assert!(error.contains("has 3 tokens, the model takes 2"), "{error}");
@@ -331,9 +331,29 @@ fn interrupted_output_goes_on() {
     std::fs::write(place.path("x.partial"), line.repeat(3)).unwrap();
     let error = failure(&place.run(&resume));
     assert!(error.contains("of these 1 texts, found 3"), "{error}");
-    std::fs::write(place.path("texts.txt"), "a\n\n").unwrap();
+    std::fs::write(place.path("texts.txt"), b"a\n\xff\n").unwrap();
     let out = place.run(&["embed", &bert, "-f", "texts.txt", "-o", "short"]);
     let told = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(told.contains("texts.txt:2: the text is empty"), "{told}");
+    assert!(told.contains("texts.txt:2: stream did not contain valid UTF-8"), "{told}");
     assert!(!place.path("short").exists(), "an incomplete file has another name");
+}
+
+#[test]
+fn empty_lines_are_skipped() {
+    let place = Place::new();
+    let bert = model("bert");
+    std::fs::write(place.path("texts.txt"), "\none hen\n\n \t\r\ntwo hens\n\n").unwrap();
+    let whole = place.text(&["embed", &bert, "one hen", "two hens"]);
+    let output = place.run(&["embed", &bert, "-f", "texts.txt"]);
+    assert_eq!(stderr(&output), "skipped 4 empty lines\n");
+    assert_eq!(printed(output), whole);
+    assert_eq!(place.text_of(&["embed", &bert], b"one hen\n\ntwo hens\n"), whole);
+    // They are no rows of an interrupted run, either.
+    let first = whole.lines().next().unwrap();
+    std::fs::write(place.path("out.partial"), format!("{first}\n")).unwrap();
+    place.text(&["embed", &bert, "-f", "texts.txt", "-o", "out", "--resume"]);
+    assert_eq!(std::fs::read_to_string(place.path("out")).unwrap(), whole);
+    std::fs::write(place.path("texts.txt"), "\n\n").unwrap();
+    let error = failure(&place.run(&["embed", &bert, "-f", "texts.txt"]));
+    assert!(error.contains("expected a text, found none"), "{error}");
 }

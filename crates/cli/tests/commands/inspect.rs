@@ -56,12 +56,25 @@ fn the_text_has_all_keys_and_tensors() {
 
 #[test]
 fn zeros_are_counted_in_dense_tensors() {
-    let text = Place::new().text(&["inspect", &model("llama"), "--zeros"]);
+    let place = Place::new();
+    let zeros = |flags: &[&str]| place.text(&[&["inspect", &model("llama")], flags].concat());
+    let text = zeros(&["--zeros", "--verbose"]);
+    assert_eq!(text, zeros(&["--zeros", "--tensors"]));
     let mut tensors = text.lines().filter(|line| line.contains(".weight "));
     assert!(
         tensors.clone().count() > 20 && tensors.all(|line| line.ends_with(" % zeros")),
         "{text}"
     );
+    // By kind of tensor, unless they are asked for.
+    let summary = zeros(&["--zeros"]);
+    assert!(text.ends_with(summary.split_once("\n\n").unwrap().1), "{summary}");
+    let kinds: Vec<&str> = summary.lines().filter(|line| line.ends_with(" % zeros")).collect();
+    assert!((8..20).contains(&kinds.len()), "{summary}");
+    assert!(kinds.iter().any(|line| line.starts_with("blk.*.ffn_up.weight ")), "{summary}");
+    let count = |line: &str| line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap();
+    let (all, kinds) = kinds.split_last().unwrap();
+    assert!(all.starts_with("all "), "{summary}");
+    assert_eq!(count(all), kinds.iter().map(|line| count(line)).sum::<usize>(), "{summary}");
 }
 
 #[test]

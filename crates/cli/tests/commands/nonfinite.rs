@@ -8,6 +8,8 @@ const PLACE: &str = "NaN or infinity first appears in layer 1, the input of ";
 #[test]
 fn text_and_logits_say_where_nan_begins() {
     let place = Place::new();
+    std::fs::write(place.path("text.txt"), "Some words to read, again and again. ".repeat(20))
+        .unwrap();
     for (of, weight, next, value) in [
         ("llama-q4_k_m", "blk.1.attn_norm.weight", "blk.1.attn_q.weight", f32::NAN),
         ("llama-q4_k_m", "blk.1.ffn_norm.weight", "blk.1.ffn_gate.weight", f32::INFINITY),
@@ -19,11 +21,13 @@ fn text_and_logits_say_where_nan_begins() {
         let greedy = [&run[..], &["--temperature", "0"]].concat();
         // The engine's own sampler.
         let typical = [&run[..], &["--typical", "0.9"]].concat();
-        for args in [&logits[..], &run, &greedy, &typical] {
+        let bench = ["bench", &broken, "-p", "0", "-n", "4", "-r", "1"];
+        let imatrix = ["imatrix", &broken, "-f", "text.txt", "-o", "new.gguf", "-c", "32"];
+        for args in [&logits[..], &run, &greedy, &typical, &bench, &imatrix] {
             let line = failure(&place.run(args));
             assert!(line.ends_with(&format!("{PLACE}{next}")), "{weight}: {args:?}: {line}");
         }
-        assert!(!place.path("logits.npy").exists());
+        assert!(!place.path("logits.npy").exists() && !place.path("new.gguf").exists());
     }
 }
 

@@ -17,7 +17,7 @@ fn an_output_without_a_name_has_that_of_the_input() {
         std::fs::copy(model(MODEL), place.path(args[0])).unwrap();
         let said = place.run(&[&["quantize"], &args[..]].concat());
         let text = stderr(&said);
-        assert!(said.status.success() && text.contains(&format!("writing {output}\n")), "{text}");
+        assert!(said.status.success() && text.contains(&format!("wrote {output}\n")), "{text}");
         assert_eq!(std::fs::read(place.path(output)).unwrap(), named, "{output}");
         std::fs::remove_file(place.path(output)).unwrap();
     }

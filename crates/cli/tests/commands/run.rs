@@ -247,6 +247,13 @@ fn an_answer_that_is_cut_has_a_mark() {
     let full = "[answer cut: the context of 40 tokens is full; -c N sets a larger context]\n";
     assert_eq!(marks(&["-c", "40"]), full);
     assert_eq!(marks(&["-n", "8", "-q"]), "");
+    // The longest context of the training is no limit.
+    let long = "Hello world ".repeat(1500);
+    let error = failure(&place.run(&command(&model, &long, &flags)));
+    let wanted = "-c N sets a larger context than the 1024 tokens that the model was trained for";
+    assert!(error.ends_with(&format!("; {wanted}")), "{error}");
+    let output = place.run(&command(&model, &long, &[&flags[..], &["-c", "20000"]].concat()));
+    assert!(output.status.success(), "{}", stderr(&output));
     let answer =
         place.json(&command(&model, "Hello", &[&flags[..], &["-c", "40", "--json"]].concat()));
     assert_eq!(answer["reason"], "context");

@@ -9,8 +9,14 @@ use std::thread;
 
 use minijinja::machinery::CompiledTemplate;
 
-use super::{TEMPLATE_THREAD, error, program, template};
+use super::errors::{error, template};
+use super::program;
 use crate::error::{Error, Result};
+
+/// The name of the threads that templates run on. minijinja panics on some hostile ones, which
+/// becomes an error with the panic's message: a program's panic hook can be silent about these
+/// threads.
+pub const TEMPLATE_THREAD: &str = "bodkin-template";
 
 /// The stack of a thread. Only what is used of it takes memory.
 const STACK_BYTES: usize = 256 << 20;

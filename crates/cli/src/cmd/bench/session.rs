@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Error, Result, ensure};
 use bodkin::ModelFile;
 use bodkin_backend::{
     Backend, Batch, ExpertStats, Limits, Model, Observer, PAGE_TOKENS, RowOutput, SamplingParams,
@@ -215,13 +215,17 @@ impl Session {
             let greedy = SamplingParams::greedy();
             let rows = vec![RowOutput::Token(&greedy); self.sequences.len()];
             let mut stored = vec![next];
+            let mut failed = None;
             let observer = observer.as_deref_mut().map(|observer| observer as &mut dyn Observer);
             let step = Step { batch: &batch, rows: &rows, steps: len, observer };
             self.model.step(step, &mut |output| {
+                failed = failed.or(output.tokens.iter().position(Option::is_none));
                 stored.extend(output.tokens.iter().copied().collect::<Option<Vec<u32>>>());
                 ControlFlow::Continue(())
             })?;
-            ensure!(stored.len() > len, "the model's logits are not finite");
+            if let Some(i) = failed {
+                return Err(self.non_finite(i, stored.iter().map(|tokens| tokens[i])));
+            }
             for (i, sequence) in self.sequences.iter_mut().enumerate() {
                 let tokens: Vec<u32> = stored[..len].iter().map(|step| step[i]).collect();
                 self.pages.advance(sequence, &tokens);
@@ -230,6 +234,14 @@ impl Session {
             left -= len;
         }
         Ok(())
+    }
+
+    /// The error of a sequence that has no next token after `new` ones.
+    fn non_finite(&mut self, i: usize, new: impl Iterator<Item = u32>) -> Error {
+        let mut tokens = self.sequences[i].tokens.clone();
+        tokens.extend(new);
+        self.restart();
+        bodkin_engine::non_finite_error(self.model.as_mut(), &mut self.pages, &tokens).into()
     }
 
     /// Prefills `count` more tokens of a sequence in chunks, with logits for the last token.

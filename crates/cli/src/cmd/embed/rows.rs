@@ -1,10 +1,12 @@
 //! The rows that `embed` reads, one at a time: a text and the other columns of its line.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
@@ -125,6 +127,8 @@ pub(super) struct Rows {
     format: Option<Format>,
     column: String,
     current: RowIterator,
+    /// Lines of text that held none.
+    blank_lines: Rc<Cell<usize>>,
 }
 
 impl Rows {
@@ -137,7 +141,13 @@ impl Rows {
             ensure!(!text.is_empty(), "text {} of the command line is empty", i + 1);
             Ok(Row::plain(text))
         });
-        Ok(Rows { files: files.into(), whole, format, column, current: Box::new(plain) })
+        let (files, blank_lines) = (files.into(), Rc::default());
+        Ok(Rows { files, whole, format, column, current: Box::new(plain), blank_lines })
+    }
+
+    /// Lines of text so far that held none, and gave no row.
+    pub(super) fn blank_lines(&self) -> usize {
+        self.blank_lines.get()
     }
 
     fn open(&self, path: &Path) -> Result<RowIterator> {
@@ -173,11 +183,16 @@ impl Rows {
                     json_row(&line, &column).with_context(|| place)
                 })))
             }
-            _ => Ok(Box::new(Lines::new(reader, name).map(|line| {
-                let (place, text) = line?;
-                ensure!(!text.is_empty(), "{place}: the text is empty");
-                Ok(Row::plain(text))
-            }))),
+            _ => {
+                let blank_lines = Rc::clone(&self.blank_lines);
+                Ok(Box::new(Lines::new(reader, name).filter_map(move |line| match line {
+                    Ok((_, text)) if text.trim_ascii().is_empty() => {
+                        blank_lines.set(blank_lines.get() + 1);
+                        None
+                    }
+                    line => Some(line.map(|(_, text)| Row::plain(text))),
+                })))
+            }
         }
     }
 }

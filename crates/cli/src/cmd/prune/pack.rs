@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::arguments::Args;
 use crate::arguments::{find_path, threads};
-use crate::progress::reporter;
+use crate::progress::computing;
 use crate::{output, text};
 
 /// Tensors of one format, and their bytes.
@@ -27,7 +27,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let threads = threads(args.machine.threads)?;
     let mut pruner = Pruner::new(&file, output::folder(&args.output))?;
     let mut packed = Vec::new();
-    let progress = reporter().begin("packing", Some(file.bytes()));
+    let progress = computing("packing", Some(file.bytes()));
     for tensor in file.tensors() {
         if pruner.pack(tensor, threads)? {
             packed.push(tensor.name.clone());

@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bodkin::{Answer, Finish, Message, Model, ModelFile, Request};
 use bodkin_engine::{Event, Sampler};
+use bodkin_gguf::kind_of_file;
 use serde_json::{Value, json};
 
 use super::arguments::{Args, Settings, UNLIMITED};
@@ -292,17 +293,20 @@ impl Session {
     /// What helps when the context is full, after a semicolon. What helps at once comes first;
     /// `turns` if fewer of them help.
     fn help_with_context(&self, turns: bool) -> String {
-        let is_shorter = self.model.context() < self.model.plan().context_length;
+        let (context, plan) = (self.model.context(), self.model.plan());
         let has_turns = self.is_interactive && turns;
         let can_shift = self.is_chat && !self.shifts;
-        let larger = match self.is_interactive {
-            true => "-c N at the next start sets a larger context",
-            false => "-c N sets a larger context",
+        let at_start = if self.is_interactive { " at the next start" } else { "" };
+        // Positions that the model was not trained for work, with a warning.
+        let trained = match plan.context_length {
+            trained if context < trained => String::new(),
+            trained => format!(" than the {trained} tokens that the model was trained for"),
         };
+        let larger = format!("-c N{at_start} sets a larger context{trained}");
         let help = [
             (has_turns, "/clear begins a new conversation"),
             (has_turns && can_shift, "/set context-shift on drops the oldest turns"),
-            (is_shorter, larger),
+            (context < plan.max_positions(), &larger),
         ];
         let help: Vec<&str> =
             help.iter().filter(|(helps, _)| *helps).map(|(_, text)| *text).collect();
@@ -381,6 +385,13 @@ fn read_messages(path: &Path) -> Result<Vec<Message>> {
         let expected = "a JSON array of messages with `role` and `content`";
         format!("{}: expected {expected}", path.display())
     };
+    // Before it is opened: that of a pipe would wait for a writer.
+    if let Ok(found) = path.metadata().map(|metadata| metadata.file_type())
+        && !found.is_file()
+    {
+        let (path, found) = (path.display(), kind_of_file(found));
+        bail!("cannot read a conversation from {path}: expected a file, found {found}");
+    }
     let text = text::read(path, "a conversation")?;
     let messages: Vec<Message> = serde_json::from_str(&text).with_context(expected)?;
     let known = ["system", "user", "assistant"];

@@ -18,6 +18,7 @@ fn looped(start: &str, step: &str, end: &str) -> String {
 /// Templates that are hard to parse.
 fn deep_templates() -> Vec<(&'static str, String)> {
     let (n, filter) = (5000, "{% filter replace('a', 'aaaa') %}");
+    let names: String = (0..3000).map(|i| format!("{{{{a{i}}}}}\n")).collect();
     vec![
         ("parentheses", format!("{{{{ {} }}}}", nested("(", "1", ")", n))),
         ("lists", format!("{{% set x = {} %}}", nested("[", "1", "]", n))),
@@ -25,6 +26,8 @@ fn deep_templates() -> Vec<(&'static str, String)> {
         ("calls", format!("{{{{ {} }}}}", nested("range(", "1", ")", n))),
         ("loops with else", nested("{% for a in [] %}{% else %}", "x", "{% endfor %}", n)),
         ("call blocks", nested("{% call f() %}", "x", "{% endcall %}", n)),
+        ("names in macros", nested("{%macro m()%}", &names, "{%endmacro%}", 100)),
+        ("names in call blocks", nested("{%call m()%}", &names, "{%endcall%}", 100)),
         ("conditions", format!("{{{{ {}1 }}}}", "1 if 1 else ".repeat(n))),
         ("an open comment", format!("{{#{}", "x\n".repeat(60_000))),
         ("an open text", format!("{{{{ '{}", "\\'\n".repeat(60_000))),
@@ -117,6 +120,7 @@ fn large_templates() -> Vec<(&'static str, String)> {
         ("kept texts", kept.to_owned()),
         ("repeated output", output.to_owned()),
         ("a long message", "{{ raise_exception('x\\n' * 1000000) }}".to_owned()),
+        ("deep indentation", looped("range(20000)|list", "[ns.x]", "{{ ns.x|pprint }}")),
         ("indentation", "{{ ('\\n' * 10000)|indent(10000) }}".to_owned()),
     ]
 }
