@@ -135,9 +135,9 @@ fn what_landed_before_an_error_is_told() {
             place.run(&[&embed[..], &["long.txt"], &words(&store.flags("e"))[..]].concat());
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(told.contains("rows landed in `e`; --resume sends the others"), "{told}");
-        fs::write(place.path("empty.txt"), "one\n\nthree\n").unwrap();
-        let found = error(&place, &[&embed[..], &["empty.txt"]].concat(), &store.flags("empty"));
-        assert!(found.contains("empty.txt:2: the text is empty"), "{found}");
+        fs::write(place.path("empty.jsonl"), "{\"text\":\"one\"}\n{\"text\":\"\"}\n").unwrap();
+        let found = error(&place, &[&embed[..], &["empty.jsonl"]].concat(), &store.flags("empty"));
+        assert!(found.contains("the text is empty"), "{found}");
         fs::write(place.path("ids.jsonl"), "{\"id\":4294967296,\"text\":\"x\"}\n").unwrap();
         let found = error(&place, &[&embed[..], &["ids.jsonl"]].concat(), &store.flags("ids"));
         assert!(found.contains("row 1: `id`: expected 0 to 4294967295"), "{found}");
