@@ -85,13 +85,12 @@ impl Restorer {
     }
 
     /// The clients that have cancelled their requests.
-    pub(crate) fn take_cancelled(&mut self) -> Vec<Box<Client>> {
-        let take = |request: &mut Restoring| {
+    pub(crate) fn take_cancelled(&mut self) -> impl Iterator<Item = Box<Client>> {
+        self.requests.iter_mut().filter_map(|request| {
             let client = request.client.take_if(|client| client.is_cancelled())?;
             request.stop();
             Some(client)
-        };
-        self.requests.iter_mut().filter_map(take).collect()
+        })
     }
 
     /// What all requests hold; they go on without further pages.

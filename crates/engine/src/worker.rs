@@ -134,8 +134,7 @@ impl Worker {
                 task.owner.finish(Finish::Cancelled);
             }
             if let Some((_, restorer)) = &mut self.store {
-                let cancelled = restorer.take_cancelled().into_iter();
-                cancelled.for_each(|client| client.finish(Finish::Cancelled));
+                restorer.take_cancelled().for_each(|client| client.finish(Finish::Cancelled));
             }
             self.scheduler.schedule(&mut self.step, |client| client.is_model_sampled());
             if let Some(index) = self.step.impossible {

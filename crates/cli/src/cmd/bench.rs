@@ -2,6 +2,7 @@
 //! of the memory bandwidth, which is measured between the tests.
 
 mod heat_map;
+mod reference;
 mod report;
 mod session;
 mod speeds;

@@ -30,31 +30,42 @@ pub struct Record {
     pub speed: Option<Speed>,
 }
 
-/// The speed of a model in tokens a second, and what memory gave meanwhile.
+/// The speed of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speed {
     /// The backend, as it describes itself.
     pub backend: String,
     /// Of a prompt, or of an encoder's text.
-    pub prefill: f64,
+    pub prefill: Rate,
     /// Of generated tokens; none for an encoder.
-    pub decode: Option<f64>,
-    /// The memory bandwidth in gigabytes per second, measured interleaved with the speeds.
-    pub bandwidth: f64,
+    pub decode: Option<Rate>,
+}
+
+/// Medians of several runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rate {
+    /// Tokens a second.
+    pub tokens: f64,
+    /// The same over the tokens a second of a reference model, which ran before and after.
+    pub ratio: f64,
+}
+
+impl Rate {
+    /// The relative change of the ratio from that of an earlier rate. Tokens a second are not
+    /// compared: other programs halve them or double them from one minute to the next.
+    fn change_from(self, before: Rate) -> f64 {
+        self.ratio / before.ratio - 1.0
+    }
 }
 
 impl Speed {
     /// The relative change of the part of the speed that has become worst, from an earlier one.
-    /// None if the backends differ, or one of the speeds is missing. Decode's change is that of its
-    /// tokens a second or of its tokens per gigabyte that memory could have delivered, whichever is
-    /// better: slower memory explains the one, faster memory the other, slower code both.
+    /// None if the backends differ, or one of the speeds is missing.
     pub fn change_from(&self, before: &Speed) -> Option<f64> {
         let is_same = self.backend == before.backend;
-        let bandwidth = self.bandwidth / before.bandwidth;
-        let change = |now: f64, before: f64| (now / before).max(now / before / bandwidth) - 1.0;
-        let prefill = self.prefill / before.prefill - 1.0;
+        let prefill = self.prefill.change_from(before.prefill);
         match (self.decode, before.decode) {
-            (Some(decode), Some(before)) if is_same => Some(prefill.min(change(decode, before))),
+            (Some(now), Some(before)) if is_same => Some(prefill.min(now.change_from(before))),
             (None, None) if is_same => Some(prefill),
             _ => None,
         }
@@ -150,12 +161,12 @@ pub fn save(path: &Path, records: &[Record]) -> Result<()> {
         if let Some(perplexity) = record.perplexity {
             metadata.insert(key("perplexity"), Value::F64(perplexity));
         }
-        if let Some(Speed { backend, prefill, decode, bandwidth }) = &record.speed {
+        if let Some(Speed { backend, prefill, decode }) = &record.speed {
             metadata.insert(key("speed.backend"), Value::String(backend.as_bytes().into()));
-            metadata.insert(key("speed.prefill"), Value::F64(*prefill));
-            metadata.insert(key("speed.bandwidth"), Value::F64(*bandwidth));
-            if let Some(decode) = decode {
-                metadata.insert(key("speed.decode"), Value::F64(*decode));
+            for (name, rate) in [("prefill", Some(prefill)), ("decode", decode.as_ref())] {
+                let Some(Rate { tokens, ratio }) = rate else { continue };
+                metadata.insert(key(&format!("speed.{name}")), Value::F64(*tokens));
+                metadata.insert(key(&format!("speed.{name}_ratio")), Value::F64(*ratio));
             }
         }
         metadata.insert(key("tokens"), Value::Array(Array::U32(record.tokens.clone())));
@@ -203,14 +214,15 @@ pub fn open(path: &Path) -> Result<Vec<Record>> {
         };
         let number =
             |name: &str| -> Result<Option<f64>> { Ok(metadata.f32(&key(name))?.map(f64::from)) };
-        let needed = number("speed.prefill")?.zip(number("speed.bandwidth")?);
-        let speed = match (metadata.str(&key("speed.backend"))?, needed) {
-            (Some(backend), Some((prefill, bandwidth))) => Some(Speed {
-                backend: backend.to_owned(),
-                prefill,
-                decode: number("speed.decode")?,
-                bandwidth,
-            }),
+        let rate = |name: &str| -> Result<Option<Rate>> {
+            let tokens = number(&format!("speed.{name}"))?;
+            let ratio = number(&format!("speed.{name}_ratio"))?;
+            Ok(tokens.zip(ratio).map(|(tokens, ratio)| Rate { tokens, ratio }))
+        };
+        let speed = match (metadata.str(&key("speed.backend"))?, rate("prefill")?) {
+            (Some(backend), Some(prefill)) => {
+                Some(Speed { backend: backend.to_owned(), prefill, decode: rate("decode")? })
+            }
             _ => None,
         };
         Ok(Record {
@@ -230,22 +242,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_speed_is_lower_if_the_bandwidth_does_not_explain_it() {
-        let speed = |prefill, decode, bandwidth| Speed {
+    fn a_speed_is_lower_if_the_machine_does_not_explain_it() {
+        // With the speed of the reference model.
+        let rate = |tokens, reference| Rate { tokens, ratio: tokens / reference };
+        let speed = |prefill, decode, reference| Speed {
             backend: "cpu".to_owned(),
-            prefill,
-            decode: Some(decode),
-            bandwidth,
+            prefill: rate(prefill, reference),
+            decode: Some(rate(decode, reference)),
         };
         let before = speed(100.0, 10.0, 40.0);
         let change = |now: Speed| now.change_from(&before).unwrap();
-        // Slower memory, and memory that is faster without any use to the model.
-        assert_eq!(change(speed(100.0, 5.0, 20.0)), 0.0);
-        assert_eq!(change(speed(100.0, 10.0, 80.0)), 0.0);
+        // A slower machine, and a faster one.
+        assert_eq!(change(speed(50.0, 5.0, 20.0)), 0.0);
+        assert_eq!(change(speed(200.0, 20.0, 80.0)), 0.0);
+        assert_eq!(change(speed(100.0, 10.0, 80.0)), -0.5);
         assert_eq!(change(speed(100.0, 5.0, 40.0)), -0.5);
+        assert_eq!(change(speed(50.0, 10.0, 40.0)), -0.5);
         assert_eq!(change(speed(100.0, 5.0, 30.0)), 0.5 / 0.75 - 1.0);
-        // Arithmetic bounds prefill.
-        assert_eq!(change(speed(50.0, 10.0, 20.0)), -0.5);
+        assert_eq!(change(speed(50.0, 10.0, 32.0)), 0.5 / 0.8 - 1.0);
         let encoder = Speed { decode: None, ..before.clone() };
         assert_eq!(encoder.change_from(&before), None);
     }

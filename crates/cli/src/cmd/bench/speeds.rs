@@ -7,40 +7,93 @@ use anyhow::Result;
 use bodkin::ModelFile;
 use bodkin_backend::Backend;
 use bodkin_engine::longest_text;
-use bodkin_eval::check::baseline::Speed;
+use bodkin_eval::check::baseline::{Rate, Speed};
 
+use super::reference::Reference;
 use super::session::{Session, Test};
 
 /// Tokens of a prompt; an encoder may read fewer.
 const PROMPT: usize = 256;
 /// Generated tokens.
-const GENERATED: usize = 32;
+const GENERATED: usize = 16;
 
-/// Runs, and measurements of the bandwidth between them.
-const RUNS: usize = 5;
+/// The same for the reference model.
+const REFERENCE_PROMPT: usize = 64;
+const REFERENCE_GENERATED: usize = 8;
 
-/// Measures the speeds and the memory bandwidth, interleaved. The fastest of each counts: other
-/// programs make both slower, but not in the same moment. Time without a core does not count.
+/// Runs of a model, each between two of the reference model.
+const RUNS: usize = 9;
+
+/// How long a run takes at least, in seconds: a small model is run several times.
+const RUN_SECONDS: f64 = 0.05;
+
+/// Measures the speeds, also in relation to those of a reference model, which runs before and after
+/// each run: other programs slow both down. Time without a core does not count.
 pub(crate) fn speeds(opened: &ModelFile, backend: &dyn Backend) -> Result<Speed> {
-    let mut bandwidth = 0.0_f64;
-    let mut fastest = |test: Test| -> Result<f64> {
+    let (plan, cost) = (&opened.plan, opened.plan.cost());
+    // Arithmetic takes the time of a prompt, reading weights that of decode.
+    let rate = |test: Test, reference_test: Test, weights: u64| -> Result<Rate> {
+        let reference = Reference::new(plan.layers(), weights / plan.layers().max(1) as u64)?;
+        let mut model = Timed::new(opened, backend, test, RUN_SECONDS)?;
+        // The runs before and after take as long as that between them.
+        let seconds = 0.5 * model.seconds;
+        let mut reference = Timed::new(&reference.opened, backend, reference_test, seconds)?;
+        let (mut speeds, mut ratios) = (Vec::new(), Vec::new());
+        let mut before = reference.speed()?;
+        for _ in 0..RUNS {
+            let (speed, after) = (model.speed()?, reference.speed()?);
+            speeds.push(speed);
+            ratios.push(speed / (0.5 * (before + after)));
+            before = after;
+        }
+        Ok(Rate { tokens: median(speeds), ratio: median(ratios) })
+    };
+    let is_encoder = plan.is_encoder();
+    let longest = if is_encoder { longest_text(plan)? } else { PROMPT };
+    let (prompt, reference_prompt) = (longest.min(PROMPT), Test::new(REFERENCE_PROMPT, 0));
+    let prefill = rate(Test::new(prompt, 0), reference_prompt, cost.flops_per_token / 2)?;
+    let generated = [GENERATED, REFERENCE_GENERATED].map(|tokens| Test::new(0, tokens));
+    let decode = || rate(generated[0], generated[1], cost.step_weight_bytes / 2);
+    let decode = (!is_encoder).then(decode).transpose()?;
+    Ok(Speed { backend: backend.name(), prefill, decode })
+}
+
+/// A model and what it is timed with.
+struct Timed {
+    session: Session,
+    test: Test,
+    /// Tests of a run.
+    count: usize,
+    /// How long they take, about.
+    seconds: f64,
+}
+
+impl Timed {
+    /// Loads the model and runs it a first time. Runs take at least `seconds`, about.
+    fn new(opened: &ModelFile, backend: &dyn Backend, test: Test, seconds: f64) -> Result<Timed> {
         let mut session = Session::load(opened, backend, test, PROMPT)?;
         session.run(test)?;
-        let mut fastest = 0.0_f64;
-        for _ in 0..RUNS {
-            let before = seconds_without_a_core();
-            let seconds = session.run(test)? as f64 * 1e-9;
-            let waited = longest_wait(&before, &seconds_without_a_core()).min(0.5 * seconds);
-            fastest = fastest.max(test.tokens() as f64 / (seconds - waited));
-            bandwidth = bandwidth.max(backend.bandwidth()? / 1e9);
+        let one = session.run(test)? as f64 * 1e-9;
+        let count = (seconds / one).ceil().clamp(1.0, 1000.0) as usize;
+        Ok(Timed { session, test, count, seconds: count as f64 * one })
+    }
+
+    /// Tokens a second in one run.
+    fn speed(&mut self) -> Result<f64> {
+        let before = seconds_without_a_core();
+        let mut seconds = 0.0;
+        for _ in 0..self.count {
+            seconds += self.session.run(self.test)? as f64 * 1e-9;
         }
-        Ok(fastest)
-    };
-    let is_encoder = opened.plan.is_encoder();
-    let longest = if is_encoder { longest_text(&opened.plan)? } else { PROMPT };
-    let prefill = fastest(Test::new(longest.min(PROMPT), 0))?;
-    let decode = (!is_encoder).then(|| fastest(Test::new(0, GENERATED))).transpose()?;
-    Ok(Speed { backend: backend.name(), prefill, decode, bandwidth })
+        let waited = longest_wait(&before, &seconds_without_a_core()).min(0.5 * seconds);
+        Ok((self.count * self.test.tokens()) as f64 / (seconds - waited))
+    }
+}
+
+/// The median of an odd number of values.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// The seconds for which each thread of this process could have run, but others had the cores; of

@@ -10,8 +10,8 @@ const AFTER: &str = r#"A model that generates text answers a few fixed prompts, 
 while activations and logits are checked for NaN and outliers, reads past its sliding window, and
 fills a small context. An encoder embeds fixed texts, alone and together. --baseline compares
 logits and perplexity, or embeddings, with an earlier run. --speed measures prefill and decode
-interleaved with the memory bandwidth, up to three times. Decode is slower if its tokens a second
-are fewer, also in relation to the bandwidth, so that other load on the machine does not decide.
+interleaved with a small reference model, up to three times. The medians of the ratios of their
+tokens a second are compared, so that other load on the machine does not decide.
 --reference compares the most likely tokens with a server that has OpenAI's
 /v1/completions with logprobs. Sampling uses fixed seeds. The exit status is 1 if a check fails.
 

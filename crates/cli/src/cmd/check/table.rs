@@ -91,7 +91,7 @@ fn row(report: &Report) -> [String; HEAD.len()] {
     let cases = |cases: Option<Cases>| cases.map(|Cases { good, all }| format!("{good}/{all}"));
     let speed = report.speed.as_ref().map(|speed| match report.speed_change {
         Some(change) => format!("{:+.1} %", 100.0 * change),
-        None => format!("{:.1}", speed.decode.unwrap_or(speed.prefill)),
+        None => format!("{:.1}", speed.decode.unwrap_or(speed.prefill).tokens),
     });
     [
         report.model.clone(),
@@ -159,12 +159,13 @@ fn object(report: &Report) -> Value {
     });
     let cases = |cases: Option<Cases>| cases.map(|Cases { good, all }| json!([good, all]));
     let speed = report.speed.as_ref().map(|speed| {
-        let Speed { backend, prefill, decode, bandwidth } = speed;
+        let Speed { backend, prefill, decode } = speed;
         json!({
             "backend": backend,
-            "prefill_tok_s": prefill,
-            "decode_tok_s": decode,
-            "bandwidth_gb_s": bandwidth,
+            "prefill_tok_s": prefill.tokens,
+            "prefill_over_reference": prefill.ratio,
+            "decode_tok_s": decode.map(|decode| decode.tokens),
+            "decode_over_reference": decode.map(|decode| decode.ratio),
             "change": report.speed_change,
         })
     });
