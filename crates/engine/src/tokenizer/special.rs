@@ -178,9 +178,9 @@ fn mark_control(vocabulary: &mut Vocabulary, texts: &[&str]) -> Option<u32> {
     Some(id)
 }
 
-/// The most steps of finding special tokens in one text, half a second of them or one: bytes of the
+/// The most steps of finding special tokens in one text, up to a second of them: bytes of the
 /// text that are compared with tokens' first bytes, or searched for a token.
-const MAX_WORK: usize = 1 << 27;
+const MAX_WORK: usize = 1 << 26;
 
 /// This number of searches is allowed however long the text is.
 const MIN_SEARCHES: usize = 64;
@@ -323,7 +323,7 @@ impl SpecialMatcher {
     }
 }
 
-/// What is left of the steps that a text may take.
+/// The budget of steps of one text.
 struct Work {
     left: usize,
     text_bytes: usize,
