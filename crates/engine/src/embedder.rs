@@ -15,11 +15,10 @@ use bodkin_backend::Model;
 
 use crate::client::OpenRequest;
 use crate::embed::{TextBatch, check_texts, longest_text};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, panic_text};
 use crate::events::Canceller;
 use crate::shared_prefix::{Group, RecentTexts, group};
 use crate::stats::{Stats, Status, WeightReads};
-use crate::worker::panic_text;
 
 /// The texts among which the worker looks for those that fill a step: a large step of short ones.
 const WINDOW_TEXTS: usize = 1024;

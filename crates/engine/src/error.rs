@@ -1,5 +1,7 @@
 //! Errors of tokenization, chat templates and requests.
 
+use std::any::Any;
+
 use bodkin_gguf::quoted;
 
 /// The result of the engine's functions.
@@ -151,4 +153,10 @@ pub enum Error {
     /// The engine's thread did not start.
     #[error("cannot start the engine's thread: {0}")]
     Thread(std::io::Error),
+}
+
+/// The text of a panic.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

@@ -2,7 +2,6 @@
 //! requests; clients reach it through channels. While every request decodes, one call of the model
 //! runs several steps, and may run ahead of the host.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +14,7 @@ use bodkin_backend::{
 };
 
 use crate::client::Client;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, panic_text};
 use crate::nonfinite;
 use crate::pages::{Copies, FullPage};
 use crate::prefix_store::{PrefixStore, StoredPage};
@@ -470,10 +469,4 @@ pub(crate) fn copy(model: &mut dyn Model, copies: &Copies) -> Result<()> {
         model.transfer(Transfer::Copy { from, to })?;
     }
     Ok(())
-}
-
-/// The text of a panic.
-pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

@@ -1,7 +1,6 @@
 //! Threads that have compiled a template and wait for conversations. A compiled template borrows
 //! its source, so that it stays on the stack of a thread, which needs a large one anyway.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +10,7 @@ use minijinja::machinery::CompiledTemplate;
 
 use super::errors::{error, template};
 use super::program;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, panic_text};
 
 /// The name of the threads that templates run on. minijinja panics on some hostile ones, which
 /// becomes an error with the panic's message: a program's panic hook can be silent about these
@@ -36,12 +35,12 @@ struct Renderer {
 impl Renderer {
     /// Compiles a template.
     fn new(source: &str) -> Result<Renderer> {
-        let (jobs, todo) = channel();
+        let (jobs, received) = channel();
         let (compiled, result) = sync_channel(1);
         let source = source.to_owned();
         let thread = thread::Builder::new().name(TEMPLATE_THREAD.to_owned());
         let thread = thread.stack_size(STACK_BYTES);
-        thread.spawn(move || serve(&source, &compiled, &todo)).map_err(Error::Thread)?;
+        thread.spawn(move || run_jobs(&source, &compiled, &received)).map_err(Error::Thread)?;
         result.recv().unwrap_or_else(|_| Err(template("its thread ended")))?;
         Ok(Renderer { jobs })
     }
@@ -61,8 +60,8 @@ impl Renderer {
     }
 }
 
-/// What the thread does.
-fn serve(source: &str, compiled: &SyncSender<Result<()>>, todo: &Receiver<Job>) {
+/// Compiles a template, says whether that worked, and runs jobs on it.
+fn run_jobs(source: &str, compiled: &SyncSender<Result<()>>, jobs: &Receiver<Job>) {
     let adapted = match caught(|| program::bounded_source(source).map_err(error)) {
         Ok(adapted) => adapted,
         Err(error) => return drop(compiled.send(Err(error))),
@@ -72,18 +71,15 @@ fn serve(source: &str, compiled: &SyncSender<Result<()>>, todo: &Receiver<Job>) 
         Err(error) => return drop(compiled.send(Err(error))),
     };
     let _ = compiled.send(Ok(()));
-    while let Ok(job) = todo.recv() {
+    for job in jobs {
         job(&program);
     }
 }
 
 /// Makes a panic an error.
 fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload: Box<dyn Any + Send>| {
-        let message = payload.downcast_ref::<String>().map(String::as_str);
-        let message = message.or_else(|| payload.downcast_ref::<&str>().copied());
-        Err(template(format!("it panicked: {}", message.unwrap_or("no message"))))
-    })
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(template(format!("it panicked: {}", panic_text(&*panic)))))
 }
 
 /// The threads of one template.
