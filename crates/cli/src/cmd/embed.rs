@@ -332,7 +332,7 @@ impl Run {
             is_same(found, &vector),
             "--resume: dataset `{dataset}` has rows of another model or of other options: expected \
              for its text {} the vector that {} gives it now",
-            shortened(text),
+            bodkin_gguf::quoted(text),
             self.name
         );
         Ok(())
@@ -380,15 +380,6 @@ fn is_same(a: &[f32], b: &[f32]) -> bool {
     let square = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>().sqrt();
     let distance = square(&mut a.iter().zip(b).map(|(a, b)| a - b));
     a.len() == b.len() && distance <= DISTANCE_MAX * square(&mut a.iter().copied())
-}
-
-/// The beginning of a text, in quotes.
-fn shortened(text: &str) -> String {
-    const CHARS_MAX: usize = 40;
-    match text.char_indices().nth(CHARS_MAX) {
-        Some((end, _)) => format!("{:?}...", &text[..end]),
-        None => format!("{text:?}"),
-    }
 }
 
 /// The rows so far, on a terminal.
