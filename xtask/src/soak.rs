@@ -81,8 +81,8 @@ impl Counts {
         }
     }
 
-    /// Runs a fault that lasts until the traffic is over.
-    fn add(&self, name: &'static str, fault: impl FnOnce() -> Result<u64>) {
+    /// Makes a fault that lasts until the traffic is over.
+    fn hold(&self, name: &'static str, fault: impl FnOnce() -> Result<u64>) {
         self.end_if_failed(self.count(name, fault));
     }
 
@@ -197,9 +197,9 @@ fn traffic(
         }
         let is_over = || counts.is_over.load(Relaxed);
         let idle = move || machine::hold_idle(address, is_over);
-        scope.spawn(move || counts.add("idle connection", idle));
+        scope.spawn(move || counts.hold("idle connection", idle));
         let clock = move || machine.turn_clock(is_over);
-        scope.spawn(move || counts.add("clock set back or forth", clock));
+        scope.spawn(move || counts.hold("clock set back or forth", clock));
         scope.spawn(|| {
             counts.repeat(|| {
                 let (status, time) = client::get(address, "/health")?;
