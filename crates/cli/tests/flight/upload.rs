@@ -129,7 +129,7 @@ fn rows_of_another_model_or_other_options_are_not_added_to() {
         for others in [&["--pooling", "cls"][..], &["--prefix", "query: "], &["--no-normalize"]] {
             let error = failure(&resume(others));
             assert!(error.starts_with(wanted), "{error}");
-            assert!(error.contains("\"the fox sees 2 seeds\" the vector that "), "{error}");
+            assert!(error.contains("`the fox sees 2 seeds` the vector that "), "{error}");
         }
         let told = stderr(&resume(&[]));
         assert!(told.contains("2 rows landed in `sentences`, which had 3 others"), "{told}");
