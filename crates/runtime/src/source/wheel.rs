@@ -191,6 +191,8 @@ fn run_pip<'a>(
         .arg(scratch.join("wheels"))
         .arg(requirement)
         .envs(["TMPDIR", "TEMP", "TMP"].map(|name| (name, scratch)))
+        // As a variable, not a flag: versions before 25.1 cannot resume, and refuse the flag.
+        .env("PIP_RESUME_RETRIES", "5")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
