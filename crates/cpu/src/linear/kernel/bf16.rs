@@ -47,9 +47,7 @@ pub(crate) unsafe fn tile<const P: usize, const T: usize>(tile: &Tile) {
             let mut weights = [_mm512_setzero_si512(); P];
             unrolled!(P, p => {
                 let at = panel.add(p * tile.panel_bytes);
-                if T == 1 {
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
-                }
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
                 let both = if 2 * pair + 1 < tile.cols {
                     _mm512_loadu_si512(at.cast())
                 } else {

@@ -29,13 +29,11 @@ pub(crate) unsafe fn integer<L: Lanes, K: IntegerLayout, const T: usize>(tile: &
         for _ in 0..tile.cols / K::COLS {
             let factors = K::factors::<L>(span);
             for block in 0..K::COLS / BLOCK_COLS {
-                if T == 1 {
-                    let bytes = K::BYTES * BLOCK_COLS / K::COLS;
-                    let at = span.wrapping_add(block * bytes);
-                    for line in 0..bytes.div_ceil(64) {
-                        L::prefetch_l2(at.wrapping_add(L2_PREFETCH_BYTES + 64 * line));
-                        L::prefetch(at.wrapping_add(PREFETCH_BYTES + 64 * line));
-                    }
+                let bytes = K::BYTES * BLOCK_COLS / K::COLS;
+                let at = span.wrapping_add(block * bytes);
+                for line in 0..bytes.div_ceil(64) {
+                    L::prefetch_l2(at.wrapping_add(L2_PREFETCH_BYTES + 64 * line));
+                    L::prefetch(at.wrapping_add(PREFETCH_BYTES + 64 * line));
                 }
                 let weights = Weights::of::<K>(span, &factors, block);
                 add_blocks::<L, K, T>(&weights, x.cast(), &mut sums);
@@ -207,9 +205,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatLayout, const P: usize, const T: us
             let mut weights = [L::float(0.0); P];
             unrolled!(P, p => {
                 let at = panel.add(p * tile.panel_bytes);
-                if T == 1 {
-                    L::prefetch(at.wrapping_add(PREFETCH_BYTES));
-                }
+                L::prefetch(at.wrapping_add(PREFETCH_BYTES));
                 weights[p] = K::load::<L>(at);
             });
             // One activation at a time takes a register.
