@@ -180,7 +180,11 @@ driver! {
         }
     }
     fn cuMemAlloc_v2(to: *mut CUdeviceptr, bytes: usize) {
-        match state().memory.allocate(bytes, MEMORY_BYTES) {
+        let mut state = state();
+        if state.has_failed {
+            return CUresult::CUDA_ERROR_LAUNCH_FAILED;
+        }
+        match state.memory.allocate(bytes, MEMORY_BYTES) {
             // SAFETY: see above.
             Some(address) => unsafe { put(to, address) },
             None => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
@@ -190,7 +194,11 @@ driver! {
         state().free(address)
     }
     fn cuMemHostAlloc(to: *mut *mut c_void, bytes: usize, _flags: c_uint) {
-        match state().memory.allocate(bytes, MEMORY_BYTES) {
+        let mut state = state();
+        if state.has_failed {
+            return CUresult::CUDA_ERROR_LAUNCH_FAILED;
+        }
+        match state.memory.allocate(bytes, MEMORY_BYTES) {
             // SAFETY: see above.
             Some(address) => unsafe { put(to, address as *mut c_void) },
             None => CUresult::CUDA_ERROR_OUT_OF_MEMORY,

@@ -25,6 +25,9 @@ pub(crate) struct Args {
     /// Another seed lets warps take other turns
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// The device is lost with this operation: it and all later ones fail; 0 is none
+    #[arg(long, default_value_t = 0)]
+    lost_after: u64,
     /// A command with its arguments, such as `target/release/bodkin run`, or of this program, such
     /// as `conformance`; without it, checks that take minutes
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -97,13 +100,14 @@ struct Emulator {
     hopper: PathBuf,
     processors: u32,
     seed: u64,
+    lost_after: u64,
 }
 
 /// Runs a command, or the checks.
 pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
-    let (processors, seed) = (args.processors, args.seed);
-    let emulator =
-        Emulator { library: build(root)?, hopper: kernels::hopper(root)?, processors, seed };
+    let Args { processors, seed, lost_after, .. } = *args;
+    let (library, hopper) = (build(root)?, kernels::hopper(root)?);
+    let emulator = Emulator { library, hopper, processors, seed, lost_after };
     if args.command.is_empty() {
         return emulator.check(root);
     }
@@ -147,7 +151,8 @@ impl Emulator {
         command
             .env("LD_LIBRARY_PATH", &self.library)
             .env("EMULATOR_PROCESSORS", self.processors.to_string())
-            .env("EMULATOR_SEED", self.seed.to_string());
+            .env("EMULATOR_SEED", self.seed.to_string())
+            .env("EMULATOR_LOST_AFTER", self.lost_after.to_string());
         if chip == Chip::Hopper {
             command.env("EMULATOR_HOPPER", &self.hopper);
         }

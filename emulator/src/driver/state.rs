@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::{env, fs};
 
 use std::ffi::c_int;
+use std::fmt::Display;
 
 use cudarc::driver::sys::{CUevent, CUfunction, CUresult, CUstream};
 
@@ -30,16 +31,20 @@ pub(super) struct State {
     pub(super) recording: HashMap<usize, Vec<StreamOp>>,
     pub(super) graphs: HashMap<usize, Vec<StreamOp>>,
     /// After a fault all operations fail, as on a device.
-    has_failed: bool,
+    pub(super) has_failed: bool,
+    /// Operations that were enqueued.
+    enqueued: u64,
 }
 
-/// Settings from the environment: multiprocessors, the scheduler's seed, the folder of Hopper's
-/// kernels.
+/// Settings from the environment: multiprocessors, the scheduler's seed, faults, the folder of
+/// Hopper's kernels.
 pub(super) struct Settings {
     pub(super) processors: c_int,
     seed: u64,
     /// The relaxed store that cooperative launches lose, or 0.
     lost_store: u64,
+    /// The operation with which the device is lost, or 0.
+    lost_after: u64,
     pub(super) hopper: Option<PathBuf>,
 }
 
@@ -49,6 +54,7 @@ pub(super) static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
         processors: number("EMULATOR_PROCESSORS").unwrap_or(4) as c_int,
         seed: number("EMULATOR_SEED").unwrap_or(0),
         lost_store: number("EMULATOR_LOST_STORE").unwrap_or(0),
+        lost_after: number("EMULATOR_LOST_AFTER").unwrap_or(0),
         hopper: env::var_os("EMULATOR_HOPPER").map(PathBuf::from),
     }
 });
@@ -72,6 +78,7 @@ impl State {
             recording: HashMap::new(),
             graphs: HashMap::new(),
             has_failed: false,
+            enqueued: 0,
         }
     }
 
@@ -85,6 +92,10 @@ impl State {
         if let Some(recorded) = self.recording.get_mut(&(stream as usize)) {
             recorded.push(op);
             return CUresult::CUDA_SUCCESS;
+        }
+        self.enqueued += 1;
+        if self.enqueued == SETTINGS.lost_after {
+            return self.fail(&"the device is lost");
         }
         if self.has_failed {
             return CUresult::CUDA_ERROR_LAUNCH_FAILED;
@@ -162,7 +173,7 @@ impl State {
     }
 
     /// Reports a fault, and drops all operations.
-    pub(super) fn fail(&mut self, fault: &Fault) -> CUresult {
+    pub(super) fn fail(&mut self, fault: &dyn Display) -> CUresult {
         eprintln!("emulated driver: {fault}");
         self.has_failed = true;
         self.scheduler.clear();
