@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::Result;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SendError, Sender, SyncSender, channel, sync_channel};
 
 use bodkin_backend::PAGE_TOKENS;
 
@@ -37,7 +37,7 @@ struct Job {
     /// Full pages of the prompt that are in memory.
     known: usize,
     stop: Arc<AtomicBool>,
-    /// Tells the worker of each page, and of the end. Returns whether it still runs.
+    /// Tells the worker of each page, and of the end. Returns whether the engine takes messages.
     notify: Box<dyn Fn() -> bool + Send>,
 }
 
@@ -124,30 +124,66 @@ impl Restoring {
     }
 }
 
-/// Reads the pages of each job up to the first that is not stored.
+/// Reads the pages of each job, until the restorer drops.
 fn read_all(store: &PrefixStore, jobs: &Receiver<Job>, found: &SyncSender<Found>) {
     for job in jobs {
-        let mut key = PageKey::default();
-        // At least one token is left to compute.
-        let pages = job.prompt[..job.prompt.len().saturating_sub(1)].chunks_exact(PAGE_TOKENS);
-        for (i, tokens) in pages.enumerate() {
-            key = page_key(&key, tokens);
-            if i < job.known {
-                continue;
-            }
-            let page = if job.stop.load(Relaxed) { None } else { store.load(&key) };
-            let Some(page) = page else { break };
-            if !tell(&job, found, Some(page)) {
-                return;
-            }
-        }
-        if !tell(&job, found, None) {
+        if read(store, &job, found).is_err() {
             return;
         }
     }
 }
 
-/// Whether the worker still takes what is found.
-fn tell(job: &Job, found: &SyncSender<Found>, page: Found) -> bool {
-    found.send(page).is_ok() && (job.notify)()
+/// Reads the pages of a job up to the first that is not stored, or until the engine ends. Fails if
+/// the restorer has dropped.
+fn read(
+    store: &PrefixStore,
+    job: &Job,
+    found: &SyncSender<Found>,
+) -> std::result::Result<(), SendError<Found>> {
+    let mut key = PageKey::default();
+    // At least one token is left to compute.
+    let pages = job.prompt[..job.prompt.len().saturating_sub(1)].chunks_exact(PAGE_TOKENS);
+    for (i, tokens) in pages.enumerate() {
+        key = page_key(&key, tokens);
+        if i < job.known {
+            continue;
+        }
+        let page = if job.stop.load(Relaxed) { None } else { store.load(&key) };
+        let Some(page) = page else { break };
+        found.send(Some(page))?;
+        if !(job.notify)() {
+            return Ok(());
+        }
+    }
+    found.send(None)?;
+    (job.notify)();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request may still come after the engine has ended: it was sent before.
+    #[test]
+    fn an_engine_that_ends_lets_later_jobs_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
+        let prompt = vec![7; PAGE_TOKENS + 1];
+        let page = StoredPage { prefill: 0, windows: Vec::new(), state: None };
+        let key = page_key(&PageKey::default(), &prompt[..PAGE_TOKENS]);
+        store.save(key, page);
+        while store.load(&key).is_none() {
+            std::thread::yield_now();
+        }
+        let (jobs, receiver) = channel();
+        let (sender, found) = sync_channel(READ_AHEAD);
+        for _ in 0..2 {
+            let (stop, notify) = (Arc::new(AtomicBool::new(false)), Box::new(|| false));
+            jobs.send(Job { prompt: prompt.clone(), known: 0, stop, notify }).unwrap();
+        }
+        drop(jobs);
+        read_all(&store, &receiver, &sender);
+        assert_eq!(found.try_iter().flatten().count(), 2);
+    }
 }
