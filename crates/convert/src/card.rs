@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use bodkin_gguf::{Array, Metadata, Value};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::general::title;
 use crate::repository;
 use crate::source::Source;
@@ -39,7 +39,7 @@ impl Entry {
 
 /// Writes what the card of a model says, in the order of llama.cpp's converter.
 pub(crate) fn write(source: &Source, metadata: &mut Metadata) -> Result<()> {
-    let Some(front) = front_matter(source)? else { return Ok(()) };
+    let Some(front) = front_matter(source) else { return Ok(()) };
     let card = parse(&front);
     let string = |text: &str| Value::String(text.as_bytes().into());
     for (key, name) in
@@ -93,13 +93,13 @@ fn write_repository(prefix: &str, id: &str, metadata: &mut Metadata) {
     }
 }
 
-/// The lines between `---` and `---` at the start of `README.md`, if there are any.
-fn front_matter(source: &Source) -> Result<Option<String>> {
-    let name = "README.md";
-    let Some(mut file) = source.stream(name)? else { return Ok(None) };
+/// The lines between `---` and `---` at the start of `README.md`, if there are any and they can be
+/// read: a model can be converted without its card.
+fn front_matter(source: &Source) -> Option<String> {
+    let mut file = source.stream("README.md").ok()??;
     let bytes = file.bytes().min(FRONT_BYTES_MAX);
-    let start = file.read_at(0, bytes).map_err(Error::io(source.shown(name)))?;
-    Ok(between_dashes(&start).and_then(|front| String::from_utf8(front.to_vec()).ok()))
+    let start = file.read_at(0, bytes).ok()?;
+    between_dashes(&start).and_then(|front| String::from_utf8(front.to_vec()).ok())
 }
 
 /// What follows a first line `---`, up to the next one.
@@ -172,13 +172,13 @@ fn entry(value: &str) -> Entry {
 /// The strings of `a, "b"]`. None if the list does not end here.
 fn flow_list(text: &str) -> Option<Vec<String>> {
     let (mut items, mut rest) = (Vec::new(), text.trim_start());
-    while !rest.starts_with(']') && items.len() < ITEMS_MAX {
+    while !rest.starts_with(']') {
         let end = match rest.chars().next()? {
             quote @ ('"' | '\'') => 2 + rest[1..].find(quote)?,
             _ => rest.find([',', ']'])?,
         };
         let (item, behind) = rest.split_at(end);
-        items.extend(scalar(item.trim_end()));
+        items.extend(scalar(item.trim_end()).filter(|_| items.len() < ITEMS_MAX));
         let behind = behind.trim_start();
         rest = behind.strip_prefix(',').unwrap_or(behind).trim_start();
         if rest == behind && !rest.starts_with(']') {

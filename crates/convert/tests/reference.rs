@@ -186,6 +186,9 @@ fn model_cards_give_the_keys_of_llama_cpp() {
         fs::write(folder.join("README.md"), card).unwrap();
         assert_eq!(keys_of_card(&folder), wanted[22..]);
     }
+    fs::remove_file(folder.join("README.md")).unwrap();
+    fs::create_dir(folder.join("README.md")).unwrap();
+    assert_eq!(keys_of_card(&folder), wanted[22..]);
 }
 
 /// All files of a folder.
