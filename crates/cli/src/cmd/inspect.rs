@@ -73,13 +73,16 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
 }
 
 fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
+    let zeros = match args.json || args.tensors || args.zeros {
+        true => zeros::count(file, args.zeros),
+        false => Vec::new(),
+    };
     if args.json {
         let metadata = file.metadata().iter().map(|(k, v)| (k.to_owned(), json_value(v)));
-        let tensors = file.tensors().iter().map(|t| {
-            let format = t.format.name();
-            let zeros = zeros::share(file, t, args.zeros);
+        let tensors = file.tensors().iter().zip(&zeros).map(|(t, zeros)| {
+            let (format, share) = (t.format.name(), zeros.map(|zeros| zeros::share(t, zeros)));
             json!({"name": t.name, "format": format, "shape": shape(t), "bytes": t.bytes,
-                   "sparsity": zeros})
+                   "sparsity": share})
         });
         let value = json!({
             "path": file.path().display().to_string(),
@@ -104,11 +107,11 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
     if args.metadata && (args.tensors || args.zeros) {
         writeln!(out)?;
     }
-    for t in file.tensors().iter().filter(|_| args.tensors) {
+    for (t, zeros) in file.tensors().iter().zip(&zeros).filter(|_| args.tensors) {
         let (format, shape, size) = (t.format.name(), shape(t), human_bytes(t.bytes));
         write!(out, "{:<40} {format:<8} {shape:?} {size}", printable(&t.name))?;
-        match zeros::share(file, t, args.zeros) {
-            Some(share) => writeln!(out, ", {:.1} % zeros", 100.0 * share)?,
+        match zeros {
+            Some(zeros) => writeln!(out, ", {:.1} % zeros", 100.0 * zeros::share(t, *zeros))?,
             None => writeln!(out)?,
         }
     }
@@ -116,7 +119,7 @@ fn print_file(out: &mut dyn Write, file: &File, args: &Args) -> Result<()> {
         if args.tensors {
             writeln!(out)?;
         }
-        zeros::print_summary(out, file)?;
+        zeros::print_summary(out, file, &zeros)?;
     }
     Ok(())
 }

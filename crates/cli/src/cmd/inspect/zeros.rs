@@ -1,5 +1,6 @@
 //! The shares of zeros in tensors: of each, of each kind, and of all.
 
+use std::collections::HashMap;
 use std::io::Write;
 
 use anyhow::Result;
@@ -7,8 +8,20 @@ use bodkin_gguf::{File, Tensor, printable};
 
 use crate::text;
 
-/// The number of zeros in a tensor. Counting reads all values, except those of sparse formats.
-fn count(file: &File, tensor: &Tensor) -> u64 {
+/// The zeros of each tensor, or only of those in sparse formats, whose values need not be read.
+pub(super) fn count(file: &File, all: bool) -> Vec<Option<u64>> {
+    let is_counted = |tensor: &&Tensor| all || tensor.format.base().is_some();
+    let tensors = file.tensors().iter();
+    tensors.map(|tensor| Some(tensor).filter(is_counted).map(|t| count_one(file, t))).collect()
+}
+
+/// The fraction of a tensor's values.
+pub(super) fn share(tensor: &Tensor, zeros: u64) -> f64 {
+    zeros as f64 / tensor.elements() as f64
+}
+
+/// Counting reads all values, except those of sparse formats.
+fn count_one(file: &File, tensor: &Tensor) -> u64 {
     let data = &*file.read(tensor);
     let (rows, cols) = (tensor.rows(), tensor.cols());
     let mut values = vec![0.0; cols];
@@ -23,12 +36,6 @@ fn count(file: &File, tensor: &Tensor) -> u64 {
         }
     };
     (0..rows).map(zeros).sum::<usize>() as u64
-}
-
-/// The fraction of zeros in a tensor of a sparse format, or, with `counts`, in any other.
-pub(super) fn share(file: &File, tensor: &Tensor, counts: bool) -> Option<f64> {
-    let is_known = tensor.format.base().is_some() || counts;
-    is_known.then(|| count(file, tensor) as f64 / tensor.elements() as f64)
 }
 
 /// What layers have of one tensor.
@@ -58,16 +65,18 @@ impl Kind {
 }
 
 /// Prints the share of each kind of tensor, in the order of the file, and that of all values.
-pub(super) fn print_summary(out: &mut dyn Write, file: &File) -> Result<()> {
+/// `zeros` are those of each tensor.
+pub(super) fn print_summary(out: &mut dyn Write, file: &File, zeros: &[Option<u64>]) -> Result<()> {
     let mut kinds: Vec<Kind> = Vec::new();
+    let mut places: HashMap<String, usize> = HashMap::new();
     let mut all = Kind::new("all".to_owned());
-    for tensor in file.tensors() {
+    for (tensor, zeros) in file.tensors().iter().zip(zeros.iter().map(|zeros| zeros.unwrap_or(0))) {
         let name = kind(&tensor.name);
-        let index = kinds.iter().position(|kind| kind.name == name).unwrap_or_else(|| {
-            kinds.push(Kind::new(name));
+        let index = *places.entry(name).or_insert_with_key(|name| {
+            kinds.push(Kind::new(name.clone()));
             kinds.len() - 1
         });
-        let (zeros, elements) = (count(file, tensor), tensor.elements());
+        let elements = tensor.elements();
         kinds[index].add(1, zeros, elements);
         all.add(1, zeros, elements);
     }
@@ -78,7 +87,7 @@ pub(super) fn print_summary(out: &mut dyn Write, file: &File) -> Result<()> {
 
 /// `blk.*.ffn_up.weight` of `blk.7.ffn_up.weight`.
 fn kind(name: &str) -> String {
-    let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let parts = name.split('.').map(|part| if is_number(part) { "*" } else { part });
     parts.collect::<Vec<_>>().join(".")
 }
