@@ -22,8 +22,9 @@ fn text_and_logits_say_where_nan_begins() {
         // The engine's own sampler.
         let typical = [&run[..], &["--typical", "0.9"]].concat();
         let bench = ["bench", &broken, "-p", "0", "-n", "4", "-r", "1"];
+        let prefill = ["bench", &broken, "-p", "8", "-n", "0", "-r", "1"];
         let imatrix = ["imatrix", &broken, "-f", "text.txt", "-o", "new.gguf", "-c", "32"];
-        for args in [&logits[..], &run, &greedy, &typical, &bench, &imatrix] {
+        for args in [&logits[..], &run, &greedy, &typical, &bench, &prefill, &imatrix] {
             let line = failure(&place.run(args));
             assert!(line.ends_with(&format!("{PLACE}{next}")), "{weight}: {args:?}: {line}");
         }

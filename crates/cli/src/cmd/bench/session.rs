@@ -8,7 +8,7 @@ use anyhow::{Error, Result, ensure};
 use bodkin::ModelFile;
 use bodkin_backend::{
     Backend, Batch, ExpertStats, Limits, Model, Observer, PAGE_TOKENS, RowOutput, SamplingParams,
-    Step,
+    Step, can_sample,
 };
 use bodkin_engine::{Pages, Sequence, embed, embedding_limits};
 use bodkin_eval::Recorder;
@@ -257,7 +257,14 @@ impl Session {
             batch.output_last();
             let observer = observer.as_deref_mut().map(|observer| observer as &mut dyn Observer);
             let step = Step { batch: &batch, rows: &[RowOutput::Logits], steps: 1, observer };
-            self.model.step(step, &mut |_| ControlFlow::Break(()))?;
+            let mut is_finite = true;
+            self.model.step(step, &mut |output| {
+                is_finite = can_sample(output.logits);
+                ControlFlow::Break(())
+            })?;
+            if !is_finite {
+                return Err(self.non_finite(i, batch.tokens.into_iter()));
+            }
             self.pages.advance(&mut self.sequences[i], &batch.tokens);
             left -= len;
         }
