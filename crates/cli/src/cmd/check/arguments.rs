@@ -11,7 +11,8 @@ while activations and logits are checked for NaN and outliers, reads past its sl
 fills a small context. An encoder embeds fixed texts, alone and together. --baseline compares
 logits and perplexity, or embeddings, with an earlier run. --speed measures prefill and decode
 interleaved with a small reference model, up to three times. The medians of the ratios of their
-tokens a second are compared, so that other load on the machine does not decide.
+tokens a second are compared, so that other load on the machine does not decide;
+what makes all models slower alike is not seen.
 --reference compares the most likely tokens with a server that has OpenAI's
 /v1/completions with logprobs. Sampling uses fixed seeds. The exit status is 1 if a check fails.
 
