@@ -108,7 +108,7 @@ impl ExpertCache {
             let spares: Vec<u32> =
                 (resident..resident + SPARE_SLOTS).map(|slot| number(slot, slots)).collect();
             // SAFETY: the layer has a slot number for each expert, and each spare slot; the copies
-            // have ended after `finish`.
+            // have ended after `synchronize`.
             unsafe {
                 device.copy_to_device(at(words.slots), &of_experts)?;
                 device.copy_to_device(at(words.spares), &spares)?;
@@ -138,7 +138,7 @@ impl ExpertCache {
         }
         let bytes = size_of::<p::CachedLayer>() * layers.len();
         let list = Memory::zeroed(device, bytes, "the cache of experts")?;
-        // SAFETY: the allocation has this size, and the copy has ended after `finish`.
+        // SAFETY: the allocation has this size, and the copy has ended after `synchronize`.
         unsafe { device.copy_to_device(list.address, &layers) }
             .and_then(|()| device.synchronize())?;
         Ok(Some(ExpertCache { layers: list, routings, _state: state }))

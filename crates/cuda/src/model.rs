@@ -111,7 +111,7 @@ impl CudaModel {
         for rope in &program.ropes {
             let (frequencies, magnitude) = allocate::inverse_frequencies(&plan, file, rope);
             let address = take(8 * frequencies.len(), "the frequencies")?;
-            // SAFETY: the allocation above has this size, and the copy has ended after `finish`.
+            // SAFETY: the allocation above has this size, and the copy has ended after `synchronize`.
             unsafe { device.copy_to_device(address, &frequencies) }
                 .and_then(|()| device.synchronize())?;
             addresses.inverse_frequencies.push((address, magnitude));
@@ -169,7 +169,7 @@ impl CudaModel {
         let stages = self.sized_step(Size::of_one()).persistent_stages(&persistent);
         let bytes = self.sizes.non_aliased.bytes as usize;
         let partial_bytes = self.sizes.polled_partial_bytes;
-        // SAFETY: both allocations have this size, and the copy has ended after `finish`. All
+        // SAFETY: both allocations have this size, and the copy has ended after `synchronize`. All
         // values are sentinels before the first step, and each step resets them.
         unsafe {
             self.device.copy_to_device(self.addresses.persistent_stages, &stages)?;
