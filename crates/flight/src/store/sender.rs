@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use serde_json::json;
+use tokio::sync::mpsc::Receiver;
 use tokio::time::sleep;
 
 use super::connection::{Address, Store, ids, runtime};
@@ -52,12 +52,13 @@ impl Sender {
     }
 
     /// Sends batches until there are no more, an error, or the wish to stop.
-    pub(crate) fn run(mut self, batches: &Receiver<RecordBatch>) -> Result<()> {
+    pub(crate) fn run(mut self, mut batches: Receiver<RecordBatch>) -> Result<()> {
         let options = Arc::clone(&self.options);
         runtime()?.block_on(async {
             let begin = unless_stopped(&options.stop, Store::connect(&options.address)).await?;
             let mut store = Some(begin);
-            for batch in batches {
+            // The connection is kept alive while the next batch is computed.
+            while let Some(batch) = batches.recv().await {
                 unless_stopped(&options.stop, self.deliver(&mut store, &batch)).await?;
                 self.acknowledged.fetch_add(batch.num_rows() as u64, Relaxed);
             }

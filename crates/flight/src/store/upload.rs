@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use arrow_array::RecordBatch;
 use serde_json::json;
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
 use super::connection::{Store, Texts, hash, ids, runtime, system, texts_of, with_id};
@@ -31,7 +31,7 @@ const STOP_TIME: Duration = Duration::from_secs(5);
 pub struct Upload {
     options: Arc<UploadOptions>,
     builder: BatchBuilder,
-    batches: Option<SyncSender<RecordBatch>>,
+    batches: Option<mpsc::Sender<RecordBatch>>,
     sender: Option<JoinHandle<Result<()>>>,
     acknowledged: Arc<AtomicU64>,
     /// The ids of all rows so far.
@@ -115,10 +115,10 @@ impl Upload {
         let options = Arc::new(options);
         let acknowledged = Arc::new(AtomicU64::new(0));
         // One batch is sent while the next is filled.
-        let (batches, receiver) = sync_channel(1);
+        let (batches, receiver) = mpsc::channel(1);
         let sender = Sender::new(&options, &acknowledged);
         let thread = std::thread::Builder::new().name("flight".to_owned());
-        let sender = thread.spawn(move || sender.run(&receiver)).map_err(system)?;
+        let sender = thread.spawn(move || sender.run(receiver)).map_err(system)?;
         Ok(Upload {
             options,
             builder: BatchBuilder::new(dimension, true),
@@ -213,7 +213,8 @@ impl Upload {
         }
         let batch = self.builder.finish()?;
         self.last = last_row(&batch);
-        let sent = self.batches.as_ref().is_some_and(|batches| batches.send(batch).is_ok());
+        let sent =
+            self.batches.as_ref().is_some_and(|batches| batches.blocking_send(batch).is_ok());
         match sent {
             true => Ok(()),
             false => self.join(),
