@@ -50,14 +50,14 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
     last[program.base(program.output).0] = program.stages.len();
     let mut order: Vec<usize> = (0..count).filter(|&v| first[v] != usize::MAX).collect();
     order.sort_by_key(|&v| first[v]);
-    let mut lives: Vec<LiveRange> = Vec::new();
+    let mut live_ranges: Vec<LiveRange> = Vec::new();
     let mut arena = Arena { offsets: vec![0; count], bytes: 0 };
     for v in order {
         let bytes = program.values[v].bytes(tokens, outputs).next_multiple_of(ALIGNMENT);
-        let mut busy: Vec<(u64, u64)> = lives
+        let mut busy: Vec<(u64, u64)> = live_ranges
             .iter()
-            .filter(|life| life.last >= first[v])
-            .map(|life| (life.start, life.end))
+            .filter(|range| range.last >= first[v])
+            .map(|range| (range.start, range.end))
             .collect();
         busy.sort_unstable();
         let mut start = 0;
@@ -68,8 +68,8 @@ pub(crate) fn aliased(program: &Program, tokens: usize, outputs: usize) -> Arena
             start = start.max(to);
         }
         let end = start + bytes;
-        lives.push(LiveRange { last: last[v], start, end });
-        lives.retain(|life| life.last >= first[v]);
+        live_ranges.push(LiveRange { last: last[v], start, end });
+        live_ranges.retain(|range| range.last >= first[v]);
         arena.offsets[v] = start;
         arena.bytes = arena.bytes.max(end);
     }

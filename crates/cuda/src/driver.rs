@@ -216,15 +216,15 @@ impl Device {
         self.tracer.label(name);
     }
 
-    /// Sends an operation to the stream. Without a name it has that of the current label.
+    /// Enqueues an operation in the stream. Without a name it has that of the current label.
     fn traced(
         &self,
         activity: Activity,
         name: Option<&str>,
-        send: impl FnOnce() -> Result<()>,
+        operation: impl FnOnce() -> Result<()>,
     ) -> Result<()> {
         let begun = self.tracer.begin(self.stream).map_err(failed("no event"))?;
-        send()?;
+        operation()?;
         self.tracer.end(begun, self.stream, activity, name).map_err(failed("no event"))
     }
 
@@ -258,7 +258,8 @@ impl Device {
         use sys::CUlaunchAttributeID as Id;
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let mut attributes = Vec::new();
-        if kernel.uses_pdl && !self.waits_for_all.swap(false, Ordering::Relaxed) {
+        let waits_for_all = self.waits_for_all.swap(false, Ordering::Relaxed);
+        if kernel.uses_pdl && !waits_for_all {
             let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
             let id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes.push(attribute(id, value));

@@ -331,7 +331,7 @@ impl CudaModel {
             let stages = &self.program.stages;
             let persistent = self.persistent_of_step(size);
             let range = persistent.map_or(0..0, |(_, persistent, _)| persistent.stages.clone());
-            let send = || {
+            let launch = || {
                 if persistent.is_none() {
                     step.barrier()?;
                 }
@@ -348,7 +348,7 @@ impl CudaModel {
                 step.end(end_of_step)?;
                 persistent.map_or(Ok(()), |_| step.update_expert_cache())
             };
-            let graph = self.device.record(send)?;
+            let graph = self.device.record(launch)?;
             self.graphs.insert(key, graph);
         }
         Ok(())
@@ -390,10 +390,10 @@ impl Model for CudaModel {
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
         let result = if self.samples_on_device(&step) {
-            let send = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
+            let launch = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
                 parts.iter_mut().try_for_each(|part| part.launch_stages(batch, end_of_step))
             };
-            CudaModel::step_on_device(std::slice::from_mut(self), step, sink, send)
+            CudaModel::step_on_device(std::slice::from_mut(self), step, sink, launch)
         } else {
             let mut host = std::mem::take(&mut self.host);
             let result = host.run(step, sink, &mut |batch, logits, observer| {

@@ -94,11 +94,11 @@ impl Exchange {
                 part.device.make_current()?;
                 part.record(size, end_of_step)?;
             }
-            let send = |part: &mut CudaModel| {
+            let launch = |part: &mut CudaModel| {
                 part.device.make_current()?;
                 part.launch_stages(batch, end_of_step)
             };
-            return parts.iter_mut().try_for_each(send);
+            return parts.iter_mut().try_for_each(launch);
         }
         self.launch_stages(parts, batch, end_of_step, observer)
     }
@@ -114,8 +114,8 @@ impl Exchange {
         let (is_observed, size) = (observer.is_some(), Size::of(batch));
         let step = |part| Step { is_observed, ..CudaModel::sized_step(part, size) };
         let steps: Vec<Step<'_>> = parts.iter().map(step).collect();
-        let on_all = |send: &dyn Fn(&Step<'_>) -> Result<()>| {
-            steps.iter().try_for_each(|step| step.device.make_current().and_then(|()| send(step)))
+        let on_all = |launch: &dyn Fn(&Step<'_>) -> Result<()>| {
+            steps.iter().try_for_each(|step| step.device.make_current().and_then(|()| launch(step)))
         };
         let first = &parts[0];
         let mut marks = Vec::new();
@@ -210,10 +210,10 @@ impl Model for TensorParallel {
         let is_sampled = matches!(self.exchange, Exchange::Stores);
         let result = if is_sampled && self.parts[0].samples_on_device(&step) {
             let TensorParallel { parts, exchange, .. } = self;
-            let send = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
+            let launch = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
                 exchange.launch(parts, batch, end_of_step, None)
             };
-            CudaModel::step_on_device(parts, step, sink, send)
+            CudaModel::step_on_device(parts, step, sink, launch)
         } else {
             let mut host = std::mem::take(&mut self.host);
             let result = host

@@ -28,7 +28,7 @@ impl Event {
         Ok(Event { device: Arc::clone(device), event })
     }
 
-    /// The moment is that when the stream has done all that was sent so far.
+    /// The moment is that when the stream has done all that was enqueued so far.
     pub(crate) fn record(&self) -> Result<()> {
         self.device.make_current()?;
         // SAFETY: event and stream are alive, and of one context.
@@ -75,7 +75,7 @@ impl Device {
         Ok(Mark(event))
     }
 
-    /// What is sent from now on waits for an event as it was recorded last, of any device.
+    /// What is enqueued from now on waits for an event as it was recorded last, of any device.
     pub(crate) fn wait_for(&self, event: &Event) -> Result<()> {
         self.make_current()?;
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;

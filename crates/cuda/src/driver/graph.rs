@@ -38,21 +38,21 @@ impl Drop for Graph {
 }
 
 impl Device {
-    /// Everything that `send` sends, as a graph that can be sent at once, and again.
-    pub(crate) fn record(self: &Arc<Device>, send: impl FnOnce() -> Result<()>) -> Result<Graph> {
+    /// Everything that `launch` enqueues, as a graph that can be launched at once, and again.
+    pub(crate) fn record(self: &Arc<Device>, launch: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the device.
         unsafe { result::stream::begin_capture(self.stream, mode) }
             .map_err(failed("no graph can be recorded"))?;
-        let sent = self.tracer.paused(send);
+        let launched = self.tracer.paused(launch);
         // SAFETY: recording began just now.
         let graph = unsafe { result::stream::end_capture(self.stream) };
         let graph = graph.map_err(failed("no graph was recorded"));
-        if let (Err(_), Ok(graph)) = (&sent, &graph) {
+        if let (Err(_), Ok(graph)) = (&launched, &graph) {
             // SAFETY: nothing was made of the graph; an error could change nothing.
             let _ = unsafe { result::graph::destroy(*graph) };
         }
-        sent?;
+        launched?;
         let graph = graph?;
         let mut executable = std::ptr::null_mut();
         // SAFETY: the graph is the one just recorded, and not needed any more afterwards.

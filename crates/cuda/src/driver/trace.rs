@@ -1,5 +1,5 @@
-//! The timeline of a device: when it ran what was sent to it, and what the host did meanwhile. The
-//! device's times come from events around each operation. It must not know what is sent.
+//! The timeline of a device: when it ran what was enqueued, and what the host did meanwhile. The
+//! device's times come from events around each operation. It must not know what is enqueued.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,7 +26,7 @@ unsafe impl Sync for Tracer {}
 struct Recorded {
     /// A moment by both clocks.
     base: Option<(TimedEvent, Instant)>,
-    /// The stage whose kernels are sent.
+    /// The stage whose kernels are launched.
     label: Option<Arc<str>>,
     device: Vec<(Activity, Arc<str>, TimedEvent, TimedEvent)>,
     host: Vec<Interval>,
@@ -42,7 +42,7 @@ pub(super) struct Begun {
 struct TimedEvent(sys::CUevent);
 
 impl TimedEvent {
-    /// The moment when the stream has done all that was sent so far.
+    /// The moment when the stream has done all that was enqueued so far.
     fn record(stream: sys::CUstream) -> Result<TimedEvent, DriverError> {
         let event = TimedEvent(result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT)?);
         // SAFETY: event and stream are alive, and of the current context.
@@ -83,7 +83,7 @@ impl Tracer {
         *self.recorded() = Recorded::default();
     }
 
-    /// What happened since the start; the stream has done all that was sent. `device` is its
+    /// What happened since the start; the stream has done all that was enqueued. `device` is its
     /// number.
     pub(super) fn timeline(&self, device: usize) -> Result<Vec<Interval>, DriverError> {
         let recorded = self.recorded();
@@ -102,22 +102,22 @@ impl Tracer {
         Ok(timeline)
     }
 
-    /// Names the kernels that are sent from now on.
+    /// Names the kernels that are launched from now on.
     pub(super) fn label(&self, name: &str) {
         if self.is_on() {
             self.recorded().label = Some(name.into());
         }
     }
 
-    /// Leaves out what `send` sends: it is captured in a graph, and does not run.
-    pub(super) fn paused<T>(&self, send: impl FnOnce() -> T) -> T {
+    /// Leaves out what `launch` enqueues: it is captured in a graph, and does not run.
+    pub(super) fn paused<T>(&self, launch: impl FnOnce() -> T) -> T {
         let is_on = self.is_on.swap(false, Relaxed);
-        let sent = send();
+        let result = launch();
         self.is_on.store(is_on, Relaxed);
-        sent
+        result
     }
 
-    /// Before an operation is sent.
+    /// Before an operation is enqueued.
     pub(super) fn begin(&self, stream: sys::CUstream) -> Result<Option<Begun>, DriverError> {
         if !self.is_on() {
             return Ok(None);
@@ -126,7 +126,7 @@ impl Tracer {
         Ok(Some(Begun { host, device: TimedEvent::record(stream)? }))
     }
 
-    /// After an operation was sent. Without a name it has that of the current label.
+    /// After an operation was enqueued. Without a name it has that of the current label.
     pub(super) fn end(
         &self,
         begun: Option<Begun>,

@@ -67,7 +67,7 @@ impl Step<'_> {
                 p::Stage::new(OP_SLICE_CONCAT, &self.slice_concat_parameters(slice_concat))
             }
             Work::ConvertInput { input, halves, out } => {
-                let parameters = self.prepare_parameters(*input, *halves, *out);
+                let parameters = self.convert_input_parameters(*input, *halves, *out);
                 p::Stage::new(OP_CONVERT_INPUT, &parameters)
             }
             _ => unreachable!("the kernel has no such stage"),

@@ -110,14 +110,14 @@ impl Step<'_> {
         halves: Halves,
         out: Value,
     ) -> Result<()> {
-        let parameters = self.prepare_parameters(input, halves, out);
+        let parameters = self.convert_input_parameters(input, halves, out);
         let (kernel, grid) = (self.kernels.convert_input, [rows, halves.parts, 1]);
         // SAFETY: values have room for the step's rows.
         unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }
 
     /// The parameters of a conversion to matmul inputs.
-    pub(super) fn prepare_parameters(
+    pub(super) fn convert_input_parameters(
         &self,
         input: Value,
         Halves { parts, cols }: Halves,
