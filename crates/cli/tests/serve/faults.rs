@@ -425,6 +425,9 @@ fn the_limit_of_open_files_is_raised() {
     shell.args(["-c", "ulimit -Sn 100 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_bodkin")]);
     let server = Server::spawn(shell, &[kit(MODEL).to_str().unwrap()]);
     let idle: Vec<TcpStream> = (0..300).map(|_| server.connect()).collect();
+    let start = Instant::now();
     assert_eq!(server.get("/v1/models").status, 200);
+    // Idle connections are closed after 30 s.
+    assert!(start.elapsed() < Duration::from_secs(15), "answered beside idle connections");
     drop(idle);
 }
