@@ -111,7 +111,8 @@ impl CudaModel {
         for rope in &program.ropes {
             let (frequencies, magnitude) = allocate::inverse_frequencies(&plan, file, rope);
             let address = take(8 * frequencies.len(), "the frequencies")?;
-            // SAFETY: the allocation above has this size, and the copy has ended after `synchronize`.
+            // SAFETY: the allocation above has this size, and the copy has ended after
+            // `synchronize`.
             unsafe { device.copy_to_device(address, &frequencies) }
                 .and_then(|()| device.synchronize())?;
             addresses.inverse_frequencies.push((address, magnitude));

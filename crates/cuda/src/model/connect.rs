@@ -43,7 +43,8 @@ impl CudaModel {
             for (start, &to) in starts.iter().zip(&part.addresses.distances) {
                 let distance = |(_, other)| start(other).wrapping_sub(start(&all[i]));
                 let distances: Vec<u64> = others().map(distance).collect();
-                // SAFETY: there is room for `MAX_PEERS`, and the copy has ended after `synchronize`.
+                // SAFETY: there is room for `MAX_PEERS`, and the copy has ended after
+                // `synchronize`.
                 unsafe { part.device.copy_to_device(to, &distances) }
                     .and_then(|()| part.synchronize())?;
             }
