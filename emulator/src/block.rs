@@ -39,6 +39,12 @@ pub(crate) struct Block {
 }
 
 impl Block {
+    /// A block with some bytes of shared memory, all zero.
+    #[cfg(test)]
+    pub(crate) fn with_shared(bytes: usize) -> Block {
+        Block { shared: vec![0; bytes], ..Block::default() }
+    }
+
     /// Resets the block to the start of a kernel, at an index of the grid.
     pub(crate) fn start(&mut self, launch: &Launch, index: [u32; 3]) {
         let live_warps = launch.threads.div_ceil(32) as usize;

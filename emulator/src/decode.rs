@@ -263,7 +263,7 @@ fn access(words: &[&str], count: usize) -> Option<Access> {
 }
 
 /// Instructions that order accesses or give hints: lanes here see every store at once.
-const NO_EFFECT: [&str; 13] = [
+const NO_EFFECT: [&str; 11] = [
     "membar.gl",
     "membar.sys",
     "griddepcontrol.wait",
@@ -275,8 +275,6 @@ const NO_EFFECT: [&str; 13] = [
     "createpolicy.fractional.L2::evict_first.b64",
     "prefetch.global.L2",
     "wgmma.fence.sync.aligned",
-    "wgmma.commit_group.sync.aligned",
-    "wgmma.wait_group.sync.aligned",
 ];
 
 /// All instructions but arithmetic ones.
@@ -323,6 +321,8 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16" => wgmma(32),
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" => wgmma(64),
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" => wgmma(128),
+        "wgmma.commit_group.sync.aligned" => Op::Matrix(Matrix::WgmmaCommit),
+        "wgmma.wait_group.sync.aligned" => Op::Matrix(Matrix::WgmmaWait),
         "nanosleep.u32" => Op::Yield,
         "trap" => Op::Trap,
         _ if NO_EFFECT.contains(&opcode) => Op::Nop,

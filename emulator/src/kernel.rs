@@ -101,6 +101,8 @@ pub(crate) enum Matrix {
     Wgmma {
         columns: usize,
     },
+    WgmmaCommit,
+    WgmmaWait,
 }
 
 /// An operation. Its operands are [`Instruction::args`], the result first.

@@ -5,8 +5,9 @@
 //! asynchronous copies at random.
 //!
 //! Differences from a device: the sums of an `mma` are rounded once; approximate functions are
-//! exact; lanes of one instruction do not race; a `wgmma` runs when it is issued, and proxy fences
-//! have no effect, so that missing waits and fences are not found.
+//! exact; lanes of one instruction do not race; a `wgmma` runs when it is issued, so that a missing
+//! wait for its sums is not found (memory that changes before the wait is); fences between proxies
+//! and the waits of dependent launches have no effect.
 
 mod async_copy;
 mod block;

@@ -135,26 +135,61 @@ impl Descriptor {
     }
 
     /// The 16 elements of a row of a K-major matrix.
-    fn k_major(&self, row: u64, block: &mut Block) -> Result<[f64; 16], Fault> {
+    fn k_major(&self, row: u64, reads: &mut Reads<'_>) -> Result<[f64; 16], Fault> {
         let at = row / 8 * self.stride + row % 8 * self.line;
-        let halves = [self.piece(at, block)?, self.piece(at + 16, block)?];
+        let halves = [self.piece(at, reads)?, self.piece(at + 16, reads)?];
         Ok(std::array::from_fn(|k| halves[k / 8][k % 8]))
     }
 
     /// Element `k` of each of the eight rows from `row` on of an MN-major matrix.
-    fn mn_major(&self, row: u64, k: u64, block: &mut Block) -> Result<[f64; 8], Fault> {
+    fn mn_major(&self, row: u64, k: u64, reads: &mut Reads<'_>) -> Result<[f64; 8], Fault> {
         let rows = self.line / 2;
         let of_k = k / 8 * self.stride + k % 8 * self.line;
-        self.piece(row / rows * self.leading + of_k + row % rows * 2, block)
+        self.piece(row / rows * self.leading + of_k + row % rows * 2, reads)
     }
 
     /// The eight neighbours from an offset on.
-    fn piece(&self, offset: u64, block: &mut Block) -> Result<[f64; 8], Fault> {
+    fn piece(&self, offset: u64, reads: &mut Reads<'_>) -> Result<[f64; 8], Fault> {
         let at = self.start + offset;
-        let bytes = block.shared(at ^ (at >> 7 & (self.line / 16 - 1)) << 4, 16, 16)?;
+        let bytes = reads.read(at ^ (at >> 7 & (self.line / 16 - 1)) << 4)?;
         let half = |i: usize| usize::from(u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]]));
         Ok(std::array::from_fn(|i| f64::from(f16_table()[half(i)])))
     }
+}
+
+/// 16 bytes of shared memory, at an address.
+pub(crate) type Piece = (u64, [u8; 16]);
+
+/// Shared memory, and what was read of it.
+struct Reads<'a> {
+    block: &'a mut Block,
+    pieces: Vec<Piece>,
+}
+
+impl Reads<'_> {
+    fn read(&mut self, address: u64) -> Result<[u8; 16], Fault> {
+        let bytes = read(self.block, address)?;
+        self.pieces.push((address, bytes));
+        Ok(bytes)
+    }
+}
+
+fn read(block: &mut Block, address: u64) -> Result<[u8; 16], Fault> {
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(block.shared(address, 16, 16)?);
+    Ok(bytes)
+}
+
+/// Whether shared memory still has what was read when a `wgmma` was issued. A device reads it at
+/// any time until a wait says that the `wgmma` has ended.
+pub(crate) fn check(block: &mut Block, pieces: &[Piece]) -> Result<(), Fault> {
+    for &(address, bytes) in pieces {
+        if read(block, address)? != bytes {
+            let text = "changed before the wait for the wgmma that reads it";
+            return Err(Fault(format!("shared memory at {address:#x} {text}")));
+        }
+    }
+    Ok(())
 }
 
 /// A `wgmma` of one warp: 16 rows of A, and B from shared memory.
@@ -170,19 +205,21 @@ pub(crate) struct Wgmma {
 }
 
 impl Wgmma {
-    /// `list` has the registers of the sums, then those of A.
+    /// `list` has the registers of the sums, then those of A. Returns what it reads of shared
+    /// memory.
     pub(crate) fn multiply(
         &self,
         registers: &mut [Lanes],
         list: &[Register],
         block: &mut Block,
-    ) -> Result<(), Fault> {
+    ) -> Result<Vec<Piece>, Fault> {
+        let mut reads = Reads { block, pieces: Vec::new() };
         let (sums, a_list) = list.split_at(self.columns / 2);
         let mut a = matrix_a::<16>(registers, a_list, dense);
         if let Some((descriptor, warp)) = self.a {
             let descriptor = Descriptor::new(descriptor)?;
             for (row, a) in (16 * warp..).zip(&mut a) {
-                *a = descriptor.k_major(row, block)?;
+                *a = descriptor.k_major(row, &mut reads)?;
             }
         }
         let descriptor = Descriptor::new(self.b)?;
@@ -190,17 +227,17 @@ impl Wgmma {
             let mut b = [[0.0; 8]; 16];
             if self.is_mn_major {
                 for (k, b) in (0..).zip(&mut b) {
-                    *b = descriptor.mn_major(8 * eight, k, block)?;
+                    *b = descriptor.mn_major(8 * eight, k, &mut reads)?;
                 }
             } else {
                 for column in 0..8 {
-                    let values = descriptor.k_major(8 * eight + column, block)?;
+                    let values = descriptor.k_major(8 * eight + column, &mut reads)?;
                     b.iter_mut().zip(values).for_each(|(b, x)| b[column as usize] = x);
                 }
             }
             multiply(registers, &a, &b, sums, self.accumulates.then_some(sums));
         }
-        Ok(())
+        Ok(reads.pieces)
     }
 }
 
@@ -223,5 +260,29 @@ pub(crate) fn load(
             }
         });
         lanes::put(&mut registers[to as usize], ALL, values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_changes_before_the_wait_is_found() {
+        let mut block = Block::with_shared(8192);
+        let mut registers = vec![Lanes::all(0); 32];
+        let list: Vec<Register> = (0..16).collect();
+        // A and B with the 128-byte swizzle, eight rows apart by 1024 bytes.
+        let descriptor = |start: u64| 1 << 62 | (1024 >> 4) << 32 | start >> 4;
+        let (a, b) = (Some((descriptor(0), 0)), descriptor(4096));
+        let product = Wgmma { columns: 32, a, b, is_mn_major: false, accumulates: false };
+        let pieces = product.multiply(&mut registers, &list, &mut block).unwrap();
+        assert_eq!(pieces.len(), 2 * (16 + 32));
+        assert!(check(&mut block, &pieces).is_ok());
+        // What the product does not read may change.
+        block.shared(64, 1, 1).unwrap()[0] = 1;
+        assert!(check(&mut block, &pieces).is_ok());
+        block.shared(4096 + 2048, 1, 1).unwrap()[0] = 1;
+        assert!(check(&mut block, &pieces).unwrap_err().0.contains("changed before the wait"));
     }
 }

@@ -11,7 +11,7 @@ use crate::kernel::{
 };
 use crate::lanes::{self, ALL, Lanes, Value, lanes_of};
 use crate::launch::Run;
-use crate::matrix::{self, Wgmma};
+use crate::matrix::{self, Piece, Wgmma};
 
 /// The lanes of a diverged warp with the same program counter.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +44,10 @@ pub(crate) struct Warp {
     pending_copies: Vec<PendingCopy>,
     /// Committed groups of asynchronous copies of each lane.
     committed_groups: [u32; 32],
+    /// What each `wgmma` reads of shared memory that was not waited for, with its group.
+    pending_products: Vec<(u32, Vec<Piece>)>,
+    /// Committed groups of `wgmma`.
+    committed_products: u32,
 }
 
 impl Warp {
@@ -74,6 +78,8 @@ impl Warp {
         self.paths = vec![Path { pc: 0, mask: ALL, waits: false }];
         self.pending_copies.clear();
         self.committed_groups = [0; 32];
+        self.pending_products.clear();
+        self.committed_products = 0;
     }
 
     /// Sets `%globaltimer`, the last special register.
@@ -407,7 +413,17 @@ impl Warp {
                     is_mn_major: constant(b_is_mn_major) != 0,
                     accumulates: self.predicates[i.args[behind] as usize] & 1 == 1,
                 };
-                product.multiply(&mut self.registers, &i.list, block)?;
+                let pieces = product.multiply(&mut self.registers, &i.list, block)?;
+                self.pending_products.push((self.committed_products, pieces));
+            }
+            Matrix::WgmmaCommit => self.committed_products += 1,
+            Matrix::WgmmaWait => {
+                let in_flight = self.uniform(i.args[0]) as u32;
+                let committed = self.committed_products;
+                let ended = |(group, _): &mut (u32, _)| *group + in_flight < committed;
+                for (_, pieces) in self.pending_products.extract_if(.., ended) {
+                    matrix::check(block, &pieces)?;
+                }
             }
         }
         Ok(())
