@@ -28,7 +28,7 @@ pub(crate) struct StoreArgs {
     /// API key for the store (bearer token)
     #[arg(long, value_name = "KEY", env = "BODKIN_STORE_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// Time limit of a store's answers, but 180 s for sent rows; and of retries
+    /// Time limit of the answers of a store, and of retries
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     flight_timeout: Duration,
 }
