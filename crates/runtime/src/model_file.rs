@@ -83,8 +83,16 @@ impl ModelFile {
     /// # Errors
     /// If it cannot be read, or has no plan.
     pub fn open(path: &Path, reporter: &Reporter) -> Result<ModelFile> {
-        let name = path.display().to_string();
-        let (file, plan) = planned(bodkin_model::open(path)?, &name)?;
+        ModelFile::from_file(bodkin_model::open(path)?, reporter)
+    }
+
+    /// The model of an open file.
+    ///
+    /// # Errors
+    /// If it has no plan.
+    pub fn from_file(file: File, reporter: &Reporter) -> Result<ModelFile> {
+        let name = file.path().display().to_string();
+        let (file, plan) = planned(file, &name)?;
         reporter.detail(&format!(
             "header read: GGUF version {}, {} tensors; {}: {} parameters, {} layers, {} operations",
             file.version(),

@@ -1,15 +1,15 @@
 //! A model that is the same for all models of one size. Its speed says how fast the machine is at
 //! the moment, with the threads, kernels and memory that other models use.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bodkin::{ModelFile, Reporter};
-use bodkin_gguf::{Format, Metadata, Value, Writer};
-use tempfile::NamedTempFile;
+use bodkin_gguf::{File, Format, Metadata, Value, Writer};
 
-use crate::output;
-
+/// What messages call it.
+const NAME: &str = "the reference model";
 /// Elements of a head of attention. The width is a multiple of it.
 const HEAD: u64 = 64;
 /// The largest width, whose layers have 33.6 MB.
@@ -21,28 +21,17 @@ const VOCABULARY: u64 = 512;
 /// The most weights of all layers, in F16 67 MB: more than most cores have of cache.
 const WEIGHTS_MAX: u64 = 1 << 25;
 
-/// A model with random weights in F16.
-pub(super) struct Reference {
-    pub(super) opened: ModelFile,
-    /// Its file, which the system deletes at the end.
-    _file: NamedTempFile,
+/// A model with random weights in F16, of at most `layers` layers, each of about `weights`
+/// elements. Threads wait for each other several times in a layer, which takes the longer the more
+/// other programs run: so a reference has layers like those of the model that it is compared with.
+pub(super) fn model(layers: usize, weights: u64) -> Result<ModelFile> {
+    let width = ((weights / SQUARES).isqrt() / HEAD * HEAD).clamp(HEAD, WIDTH_MAX);
+    let layers = (layers as u64).min(WEIGHTS_MAX / (SQUARES * width * width)).max(1);
+    let file = File::from_bytes(NAME, bytes(layers as u32, width)?)?;
+    Ok(ModelFile::from_file(file, &Reporter::default())?)
 }
 
-impl Reference {
-    /// A model of at most `layers` layers, each of about `weights` elements. Threads wait for each
-    /// other several times in a layer, which takes the longer the more other programs run: so a
-    /// reference has layers like those of the model that it is compared with.
-    pub(super) fn new(layers: usize, weights: u64) -> Result<Reference> {
-        let width = ((weights / SQUARES).isqrt() / HEAD * HEAD).clamp(HEAD, WIDTH_MAX);
-        let layers = (layers as u64).min(WEIGHTS_MAX / (SQUARES * width * width)).max(1);
-        let file = output::temporary(&std::env::temp_dir())?;
-        write(&file, layers as u32, width).context("cannot write a model to compare with")?;
-        let opened = ModelFile::open(file.path(), &Reporter::default())?;
-        Ok(Reference { opened, _file: file })
-    }
-}
-
-fn write(file: &NamedTempFile, layers: u32, width: u64) -> Result<()> {
+fn bytes(layers: u32, width: u64) -> Result<Vec<u8>> {
     let hidden = 4 * width;
     let mut metadata = Metadata::new();
     metadata.insert("general.architecture", Value::String(b"llama".as_slice().into()));
@@ -57,7 +46,7 @@ fn write(file: &NamedTempFile, layers: u32, width: u64) -> Result<()> {
         metadata.insert(format!("llama.{key}"), Value::U32(value));
     }
     metadata.insert("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5));
-    let mut writer = Writer::new(file.path(), &metadata)?;
+    let mut writer = Writer::new(Path::new(NAME), &metadata)?;
     let mut seed = 1;
     let mut matrix = |writer: &mut Writer<'_>, name: &str, cols: u64, rows: u64| {
         seed += 1;
@@ -85,9 +74,9 @@ fn write(file: &NamedTempFile, layers: u32, width: u64) -> Result<()> {
         }
         matrix(&mut writer, &name("ffn_down"), hidden, width)?;
     }
-    let mut out = BufWriter::new(file);
+    let mut out = Vec::new();
     writer.write_to(&mut out)?;
-    Ok(out.flush()?)
+    Ok(out)
 }
 
 /// Random numbers of F16 between 1/64 and 1/32, of both signs.

@@ -9,7 +9,7 @@ use bodkin_backend::Backend;
 use bodkin_engine::longest_text;
 use bodkin_eval::check::baseline::{Rate, Speed};
 
-use super::reference::Reference;
+use super::reference;
 use super::session::{Session, Test};
 
 /// Tokens of a prompt; an encoder may read fewer.
@@ -33,11 +33,11 @@ pub(crate) fn speeds(opened: &ModelFile, backend: &dyn Backend) -> Result<Speed>
     let (plan, cost) = (&opened.plan, opened.plan.cost());
     // Arithmetic takes the time of a prompt, reading weights that of decode.
     let rate = |test: Test, reference_test: Test, weights: u64| -> Result<Rate> {
-        let reference = Reference::new(plan.layers(), weights / plan.layers().max(1) as u64)?;
+        let reference = reference::model(plan.layers(), weights / plan.layers().max(1) as u64)?;
         let mut model = Timed::new(opened, backend, test, RUN_SECONDS)?;
         // The runs before and after take as long as that between them.
         let seconds = 0.5 * model.seconds;
-        let mut reference = Timed::new(&reference.opened, backend, reference_test, seconds)?;
+        let mut reference = Timed::new(&reference, backend, reference_test, seconds)?;
         let (mut speeds, mut ratios) = (Vec::new(), Vec::new());
         let mut before = reference.speed()?;
         for _ in 0..RUNS {
