@@ -25,7 +25,7 @@ const MAGIC: &[u8; 8] = b"bodkinP1";
 /// The bytes of the hash at the end of a file.
 const HASH_BYTES: usize = 32;
 
-/// Bytes of pages that wait to be written; further pages are not kept.
+/// Bytes of pages that wait to be written, above which no further ones are taken.
 const QUEUE_BYTES: u64 = 256 << 20;
 
 /// The key of a page behind another one.
@@ -118,7 +118,11 @@ impl PrefixStore {
         // A page that waits to be written is not there yet.
         let mut file = fs::File::open(&path).ok()?;
         let mut content = Vec::new();
-        file.read_to_end(&mut content).ok()?;
+        if file.read_to_end(&mut content).is_err() {
+            // It may be stored again.
+            self.ledger().forget(&place);
+            return None;
+        }
         match decode(&content) {
             Some(page) => {
                 let mut ledger = self.ledger();
@@ -140,12 +144,14 @@ impl PrefixStore {
         }
     }
 
-    /// Stores a page, unless the thread that writes them is too far behind.
+    /// Whether the thread that writes pages keeps up.
+    pub(crate) fn has_room(&self) -> bool {
+        self.queued.load(Relaxed) < QUEUE_BYTES
+    }
+
+    /// Stores a page.
     pub(crate) fn save(&self, key: PageKey, page: StoredPage) {
         let (place, bytes) = (self.place(&key), encoded_bytes(&page));
-        if self.queued.load(Relaxed) + bytes > QUEUE_BYTES {
-            return;
-        }
         self.queued.fetch_add(bytes, Relaxed);
         // The thread that writes looks for it there.
         self.ledger().note(place.clone(), bytes);
