@@ -66,10 +66,10 @@ pub enum Error {
     },
     /// Looking for the special tokens of a text would take too long.
     #[error(
-        "text of {bytes} bytes with too many different special tokens of the vocabulary in it to \
-         look for: expected fewer of them, or a shorter text"
+        "text of {bytes} bytes in which looking for the vocabulary's special tokens takes too long: \
+         expected a shorter text"
     )]
-    ManySpecialTokens {
+    SpecialTokenSearch {
         /// Of the text.
         bytes: usize,
     },

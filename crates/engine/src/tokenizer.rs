@@ -205,7 +205,7 @@ impl Tokenizer {
     /// become those tokens instead of text.
     ///
     /// # Errors
-    /// [`Error::LongText`] if the text is longer than 512 MiB, [`Error::ManySpecialTokens`] if
+    /// [`Error::LongText`] if the text is longer than 512 MiB, [`Error::SpecialTokenSearch`] if
     /// looking for its special tokens would take seconds, as it may in a vocabulary that was made
     /// for it.
     pub fn try_encode(

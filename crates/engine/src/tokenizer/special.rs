@@ -255,7 +255,7 @@ impl SpecialMatcher {
     /// they stand, so each takes what the longer ones left.
     ///
     /// # Errors
-    /// [`Error::ManySpecialTokens`] if that took too long, which no text of less than 500 bytes
+    /// [`Error::SpecialTokenSearch`] if that took too long, which no text of less than 500 bytes
     /// does.
     pub(super) fn partition(
         &self,
@@ -335,7 +335,7 @@ impl Work {
     }
 
     fn spend(&mut self, steps: usize) -> Result<()> {
-        let too_many = Error::ManySpecialTokens { bytes: self.text_bytes };
+        let too_many = Error::SpecialTokenSearch { bytes: self.text_bytes };
         self.left = self.left.checked_sub(steps).ok_or(too_many)?;
         Ok(())
     }

@@ -217,7 +217,7 @@ fn special_tokens_that_take_too_long_are_an_error() {
     let tokens = tokens.each_ref().map(|token| (token.as_str(), 4));
     let tokenizer = Tokenizer::from_metadata(&byte_level(&tokens, &[])).unwrap();
     let error = tokenizer.try_encode(&"a".repeat(140_000), false, false).unwrap_err().to_string();
-    assert!(error.contains("140000 bytes with too many different special tokens"), "{error}");
+    assert!(error.contains("140000 bytes in which looking for"), "{error}");
     assert_eq!(tokenizer.encode("cc", false, false), [1, 1]);
 }
 
