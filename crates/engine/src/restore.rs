@@ -14,7 +14,7 @@ use crate::pages::HeldPrefix;
 use crate::prefix_store::{PageKey, PrefixStore, StoredPage, page_key};
 
 /// Pages that were read and are not taken yet: about what can be read during a step of others.
-const READ_AHEAD: usize = 16;
+pub(crate) const READ_AHEAD: usize = 16;
 
 /// A page of the request that waits longest; none behind its last one.
 pub(crate) type Found = Option<StoredPage>;
@@ -84,13 +84,14 @@ impl Restorer {
         self.requests.pop_front()
     }
 
-    /// The clients that have cancelled their requests.
-    pub(crate) fn take_cancelled(&mut self) -> impl Iterator<Item = Box<Client>> {
-        self.requests.iter_mut().filter_map(|request| {
+    /// The clients that have cancelled their requests, with what these hold.
+    pub(crate) fn take_cancelled(&mut self) -> Vec<(Box<Client>, HeldPrefix)> {
+        let take = |request: &mut Restoring| {
             let client = request.client.take_if(|client| client.is_cancelled())?;
             request.stop();
-            Some(client)
-        })
+            Some((client, std::mem::take(&mut request.held)))
+        };
+        self.requests.iter_mut().filter_map(take).collect()
     }
 
     /// What all requests hold; they go on without further pages.

@@ -19,7 +19,7 @@ use crate::nonfinite;
 use crate::pages::{Copies, FullPage};
 use crate::prefix_store::{PrefixStore, StoredPage};
 use crate::request::Finish;
-use crate::restore::{Restorer, Restoring};
+use crate::restore::{READ_AHEAD, Restorer, Restoring};
 use crate::scheduler::{OutputRow, ScheduledStep, Scheduler};
 use crate::stats::{ExpertReport, Status, WeightReads};
 use crate::tokenizer::Tokenizer;
@@ -128,12 +128,20 @@ impl Worker {
                     Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 }
             }
-            messages.try_iter().try_for_each(|message| self.take(message))?;
+            self.take_all(messages)?;
             for task in self.scheduler.remove(|client| client.is_cancelled()) {
                 task.owner.finish(Finish::Cancelled);
             }
             if let Some((_, restorer)) = &mut self.store {
-                restorer.take_cancelled().for_each(|client| client.finish(Finish::Cancelled));
+                for (client, held) in restorer.take_cancelled() {
+                    self.scheduler.pages_mut().release_prefix(held);
+                    client.finish(Finish::Cancelled);
+                }
+            }
+            // A running request gives its pages up only if nobody waits with some.
+            let running = self.scheduler.running().len();
+            if !self.scheduler.pages().has_available(running) {
+                self.release_restored();
             }
             self.scheduler.schedule(&mut self.step, |client| client.is_model_sampled());
             if let Some(index) = self.step.impossible {
@@ -157,6 +165,19 @@ impl Worker {
             self.report_experts(1);
             self.model.set_profiling(false);
         }
+    }
+
+    /// Takes the messages that are there, but no more pages than are read ahead: a step of the
+    /// running requests comes first.
+    fn take_all(&mut self, messages: &Receiver<Message>) -> Result<()> {
+        let mut restored = 0;
+        while restored < READ_AHEAD
+            && let Ok(message) = messages.try_recv()
+        {
+            restored += usize::from(matches!(message, Message::Restored));
+            self.take(message)?;
+        }
+        Ok(())
     }
 
     fn take(&mut self, message: Message) -> Result<()> {
@@ -289,6 +310,10 @@ impl Worker {
         for FullPage { key, prefill, windows, state } in self.scheduler.full_pages(index) {
             if store.contains(&key) {
                 continue;
+            }
+            // A page behind one that is not stored cannot be found.
+            if !store.has_room() {
+                break;
             }
             let mut read = |from: Option<StateBlock>| -> Result<Option<Vec<u8>>> {
                 let Some(from) = from else { return Ok(None) };

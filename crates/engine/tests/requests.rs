@@ -409,6 +409,31 @@ fn restored_pages_give_way_to_a_running_request() {
     assert_eq!((tokens, end.unwrap()), (wanted, Finish::Length));
 }
 
+/// A request that is cancelled while the disk does not answer gives back what it has.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_cancelled_request_frees_its_restored_pages() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = request(7, 70, 5);
+    run(&open_stored(hybrid_file(), folder.path()), first.clone()).1.unwrap();
+    let pipes = pipes(folder.path(), 2);
+    let engine = open_stored_with(hybrid_file(), folder.path(), |limits| limits.pages[0] = 3);
+    let waits = engine.submit(first).unwrap();
+    write_to_one(pipes, |page| page);
+    let wait_for = |free: usize, cached: usize| {
+        let (start, wanted) = (Instant::now(), (vec![free], vec![cached]));
+        while (engine.stats().free_pages, engine.stats().cached_pages) != wanted {
+            assert!(start.elapsed().as_secs() < 10, "{wanted:?}: {:?}", engine.stats());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    wait_for(2, 0);
+    waits.canceller().cancel();
+    assert_eq!(collect(waits).1.unwrap(), Finish::Cancelled);
+    // Another request can have the page that it held.
+    wait_for(2, 1);
+}
+
 /// An engine that ends does not wait for a disk that does not answer.
 #[cfg(target_os = "linux")]
 #[test]
