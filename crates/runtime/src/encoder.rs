@@ -10,8 +10,9 @@ use crate::builder::Builder;
 use crate::embeddings::{EmbeddingOptions, Embeddings, Finish, Submitted};
 use crate::error::{Error, Result};
 use crate::memory::total_bytes;
-use crate::model_file::{LazyTokenizer, ModelFile, longest_that_fits};
+use crate::model_file::{ModelFile, longest_that_fits};
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
+use crate::tokenizers::LazyTokenizer;
 
 /// The tokens of a text, at least, if a step is to be full.
 const TEXT_TOKENS: usize = 8;
@@ -69,7 +70,7 @@ impl Encoder {
         let bytes = bytes(&file, backend.as_ref(), &limits);
         let model = file.load(backend.as_ref(), &limits)?;
         let embedder = Embedder::open(model, context, parallel, options.queue);
-        let tokenizer = LazyTokenizer::new(&file, options);
+        let tokenizer = LazyTokenizer::new(&file.file, options);
         let prefix = prompt(file.file.metadata(), &options.embedding.prefix);
         if !prefix.is_empty() && !prefix.contains([' ', ':']) {
             let note = "has no such prompt: it stands before each text as it is";

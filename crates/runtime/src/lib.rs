@@ -70,6 +70,7 @@ mod placement;
 mod progress;
 mod scorer;
 pub mod source;
+mod tokenizers;
 
 pub use backends::{Device, backend, device_lines, devices, limit_threads};
 pub use builder::Builder;
@@ -77,11 +78,12 @@ pub use embeddings::{EmbeddingOptions, Embeddings, Submitted};
 pub use encoder::Encoder;
 pub use error::{Error, Result};
 pub use model::{Answer, Message, Model};
-pub use model_file::{ModelFile, tokenizer};
+pub use model_file::ModelFile;
 pub use options::{MAX_BATCH_TOKENS, MAX_TOKENS, Options, within};
 pub use placement::{ExpertSlots, Placement};
 pub use progress::{Phase, Progress, Reporter};
 pub use scorer::Scorer;
+pub use tokenizers::tokenizer;
 
 pub use bodkin_backend::{DeviceKind, ExpertBudget, KvType};
 pub use bodkin_cpu::{MAX_THREADS, Sparse};

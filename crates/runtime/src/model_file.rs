@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bodkin_backend::{Backend, Limits, Memory, Model, WeightLayout};
 use bodkin_engine::{EngineOptions, Request, SamplerOptions, Template, Tokenizer};
@@ -16,6 +16,7 @@ use crate::memory::{human_bytes, takes_larger_steps, total_bytes};
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
 use crate::source::{self, Check, Layer, Recommendation, Resolved};
+use crate::tokenizers::tokenizer;
 
 /// The shortest context that is chosen because a longer one does not fit.
 const MIN_CONTEXT: usize = 2048;
@@ -448,48 +449,6 @@ fn planned(file: File, name: &str) -> Result<(Arc<File>, Arc<Plan>)> {
     let plan = bodkin_model::plan(file.metadata(), file.tensors());
     let plan = plan.map_err(|source| Error::Plan { model: name.to_owned(), source })?;
     Ok((Arc::new(file), Arc::new(plan)))
-}
-
-/// The tokenizer of a file whose weights may be absent or of any architecture. `assume_pre` names
-/// a pre-tokenizer to use instead of the file's own.
-///
-/// # Errors
-/// If the file has no tokenizer, or one that the engine does not have.
-pub fn tokenizer(file: &File, assume_pre: Option<&str>) -> Result<Arc<Tokenizer>> {
-    let model = file.path().display().to_string();
-    let tokenizer = match assume_pre {
-        Some(name) => Tokenizer::from_metadata_assuming(file.metadata(), name),
-        None => Tokenizer::from_metadata(file.metadata()),
-    };
-    tokenizer.map(Arc::new).map_err(|source| match source {
-        bodkin_engine::Error::UnknownPreTokenizer { found, known } => match assume_pre {
-            Some(_) => Error::option("assume_pre", format!("one of {known}"), format!("`{found}`")),
-            None => Error::PreTokenizer { model, found, known },
-        },
-        source => Error::engine(&model)(source),
-    })
-}
-
-/// The tokenizer of a model that may be used without one: it is built when it is first needed.
-pub(crate) struct LazyTokenizer {
-    file: Arc<File>,
-    assume_pre: Option<String>,
-    tokenizer: OnceLock<Arc<Tokenizer>>,
-}
-
-impl LazyTokenizer {
-    pub(crate) fn new(model: &ModelFile, options: &Options) -> LazyTokenizer {
-        let (file, assume_pre) = (Arc::clone(&model.file), options.assume_pre.clone());
-        LazyTokenizer { file, assume_pre, tokenizer: OnceLock::new() }
-    }
-
-    pub(crate) fn get(&self) -> Result<&Tokenizer> {
-        if self.tokenizer.get().is_none() {
-            // Another thread may have set the same tokenizer meanwhile.
-            let _ = self.tokenizer.set(tokenizer(&self.file, self.assume_pre.as_deref())?);
-        }
-        Ok(self.tokenizer.get().expect("it is set above"))
-    }
 }
 
 /// The kernels of weights in sparse formats, in one line: `sparse kernels for 96 tensors (1.21x to

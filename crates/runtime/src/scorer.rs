@@ -6,8 +6,9 @@ use bodkin_engine::Pages;
 use crate::backends::backend;
 use crate::builder::Builder;
 use crate::error::{Error, Result};
-use crate::model_file::{LazyTokenizer, ModelFile};
+use crate::model_file::ModelFile;
 use crate::options::Options;
+use crate::tokenizers::LazyTokenizer;
 
 /// The most logits of one step: rows of them take at most 64 MiB.
 const STEP_LOGITS: usize = 1 << 24;
@@ -45,7 +46,7 @@ impl Scorer {
         let pages = Pages::needed(&file.plan.windows(), context, tokens, 1);
         let limits = Limits { tokens, outputs, pages, state_slots: 1 };
         let model = file.load(backend.as_ref(), &limits)?;
-        let tokenizer = LazyTokenizer::new(&file, options);
+        let tokenizer = LazyTokenizer::new(&file.file, options);
         Ok(Scorer { model, name: file.name, tokenizer })
     }
 
