@@ -66,8 +66,8 @@ pub enum Error {
     },
     /// Looking for the special tokens of a text would take too long.
     #[error(
-        "text of {bytes} bytes in which looking for the vocabulary's special tokens takes too long: \
-         expected a shorter text"
+        "text of {bytes} bytes in which looking for the vocabulary's special tokens takes too \
+         long: expected a shorter text"
     )]
     SpecialTokenSearch {
         /// Of the text.

@@ -94,13 +94,14 @@ impl Restorer {
         self.requests.iter_mut().filter_map(take).collect()
     }
 
-    /// What all requests hold; they go on without further pages.
+    /// What requests hold; those that hold something get no further pages.
     pub(crate) fn take_held(&mut self) -> Vec<HeldPrefix> {
         let take = |request: &mut Restoring| {
             request.stop();
             std::mem::take(&mut request.held)
         };
-        self.requests.iter_mut().map(take).filter(|held| held.len() > 0).collect()
+        let holding = self.requests.iter_mut().filter(|request| request.held.len() > 0);
+        holding.map(take).collect()
     }
 
     /// All clients, because the model has failed.
