@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use bodkin_gguf::quoted;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -314,7 +315,7 @@ impl Npy {
         }
         let columns = row.columns.to_json()?;
         let names = columns.iter().flat_map(|columns| columns.keys());
-        let names: Vec<String> = names.map(|name| format!("`{name}`")).collect();
+        let names: Vec<String> = names.map(|name| quoted(name)).collect();
         if !names.is_empty() {
             self.is_told = true;
             eprintln!(
