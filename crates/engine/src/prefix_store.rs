@@ -108,40 +108,42 @@ impl PrefixStore {
         self.ledger().bytes_of(&self.place(key)).is_some()
     }
 
-    /// Reads a page. One that is damaged is removed.
+    /// Reads a page. One that is damaged, gone or cannot be read may be stored again.
     pub(crate) fn load(&self, key: &PageKey) -> Option<StoredPage> {
         let place = self.place(key);
         let (bytes, path) = {
             let ledger = self.ledger();
             (ledger.bytes_of(&place)?, ledger.path(&place))
         };
-        // A page that waits to be written is not there yet.
-        let mut file = fs::File::open(&path).ok()?;
         let mut content = Vec::new();
-        if file.read_to_end(&mut content).is_err() {
-            // It may be stored again.
-            self.ledger().forget(&place);
+        let read = fs::File::open(&path).and_then(|mut file| {
+            file.read_to_end(&mut content)?;
+            Ok(file)
+        });
+        if read.is_err() && !self.is_written() {
+            // It may wait to be written.
             return None;
         }
-        match decode(&content) {
-            Some(page) => {
-                let mut ledger = self.ledger();
-                if ledger.bytes_of(&place).is_some() {
-                    ledger.note(place, bytes);
-                }
-                drop(ledger);
-                // Its time of modification is that of its last use.
-                let _ = file.set_modified(SystemTime::now());
-                Some(page)
+        if let (Ok(file), Some(page)) = (read, decode(&content)) {
+            let mut ledger = self.ledger();
+            if ledger.bytes_of(&place).is_some() {
+                ledger.note(place, bytes);
             }
-            None => {
-                // While the ledger is locked, nobody writes it anew.
-                let mut ledger = self.ledger();
-                ledger.forget(&place);
-                let _ = fs::remove_file(path);
-                None
-            }
+            drop(ledger);
+            // Its time of modification is that of its last use.
+            let _ = file.set_modified(SystemTime::now());
+            return Some(page);
         }
+        // While the ledger is locked, nobody writes it anew.
+        let mut ledger = self.ledger();
+        ledger.forget(&place);
+        let _ = fs::remove_file(path);
+        None
+    }
+
+    /// Whether no page waits to be written.
+    fn is_written(&self) -> bool {
+        self.queued.load(Relaxed) == 0
     }
 
     /// Whether the thread that writes pages keeps up.
@@ -170,21 +172,20 @@ fn write_all(
     queued: &AtomicU64,
 ) {
     for (key, page) in pages {
-        queued.fetch_sub(encoded_bytes(&page), Relaxed);
         let place = (Arc::clone(fingerprint), key);
         let is_kept = || lock(ledger).bytes_of(&place).is_some();
-        if !is_kept() {
-            continue;
+        if is_kept() {
+            let path = lock(ledger).path(&place);
+            let written = write(&path, &encode(&page));
+            if written.is_err() {
+                // The page may be stored again when the disk has room.
+                lock(ledger).forget(&place);
+            } else if !is_kept() {
+                // It had to go meanwhile.
+                let _ = fs::remove_file(&path);
+            }
         }
-        let path = lock(ledger).path(&place);
-        let written = write(&path, &encode(&page));
-        if written.is_err() {
-            // The page may be stored again when the disk has room.
-            lock(ledger).forget(&place);
-        } else if !is_kept() {
-            // It had to go meanwhile.
-            let _ = fs::remove_file(&path);
-        }
+        queued.fetch_sub(encoded_bytes(&page), Relaxed);
     }
 }
 
@@ -316,6 +317,21 @@ mod tests {
         assert!(store.contains(&key(2)) && files(&model) == 1);
         // Another model finds nothing.
         assert!(!PrefixStore::open(folder.path(), "other", 1 << 20).unwrap().contains(&key(2)));
+    }
+
+    #[test]
+    fn a_page_that_is_gone_may_be_stored_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = PrefixStore::open(folder.path(), "model", 1 << 20).unwrap();
+        store.save(key(1), page(1, 100));
+        assert!(load(&store, &key(1)).is_some());
+        while !store.is_written() {
+            std::thread::yield_now();
+        }
+        fs::remove_file(path(&store, &key(1))).unwrap();
+        assert!(store.contains(&key(1)));
+        assert_eq!(store.load(&key(1)), None);
+        assert!(!store.contains(&key(1)));
     }
 
     #[test]
