@@ -148,11 +148,6 @@ impl Pages {
         self.free.pages[window].len() + self.tree.evictable(window)
     }
 
-    /// Whether each window has that number of pages for running requests.
-    pub(crate) fn has_available(&self, count: usize) -> bool {
-        (0..self.windows.len()).all(|window| self.available(window) >= count)
-    }
-
     /// Takes available pages, evicting cached ones where free ones are short.
     fn take_pages(&mut self, window: usize, count: usize) -> std::vec::Drain<'_, u32> {
         while self.free.pages[window].len() < count {

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SendError, Sender, SyncSender, channel, sync_cha
 use bodkin_backend::PAGE_TOKENS;
 
 use crate::client::Client;
-use crate::pages::HeldPrefix;
+use crate::pages::{HeldPrefix, Pages};
 use crate::prefix_store::{PageKey, PrefixStore, StoredPage, page_key};
 
 /// Pages that were read and are not taken yet: about what can be read during a step of others.
@@ -94,14 +94,16 @@ impl Restorer {
         self.requests.iter_mut().filter_map(take).collect()
     }
 
-    /// What requests hold; those that hold something get no further pages.
-    pub(crate) fn take_held(&mut self) -> Vec<HeldPrefix> {
-        let take = |request: &mut Restoring| {
+    /// Gives back what requests hold, which get no further pages then. Returns whether there was
+    /// anything.
+    pub(crate) fn release_held(&mut self, pages: &mut Pages) -> bool {
+        let mut has_any = false;
+        for request in self.requests.iter_mut().filter(|request| request.held.len() > 0) {
             request.stop();
-            std::mem::take(&mut request.held)
-        };
-        let holding = self.requests.iter_mut().filter(|request| request.held.len() > 0);
-        holding.map(take).collect()
+            pages.release_prefix(std::mem::take(&mut request.held));
+            has_any = true;
+        }
+        has_any
     }
 
     /// All clients, because the model has failed.

@@ -267,11 +267,13 @@ impl<T> Scheduler<T> {
     }
 
     /// Decides the next step. It is empty if no request is left. Only requests that
-    /// `allows_multi_step` run several steps at a time.
+    /// `allows_multi_step` run several steps at a time. Before a request is preempted, `reclaim`
+    /// frees pages that no running request has, and returns whether there were any.
     pub(crate) fn schedule(
         &mut self,
         step: &mut ScheduledStep,
         allows_multi_step: impl Fn(&T) -> bool,
+        mut reclaim: impl FnMut(&mut Pages) -> bool,
     ) {
         step.clear();
         self.admit(&mut step.copies);
@@ -279,16 +281,30 @@ impl<T> Scheduler<T> {
         if is_multi_step && self.schedule_multi_step(step) {
             return;
         }
-        self.schedule_decode(step);
-        self.schedule_prefill(step);
-        while step.spans.is_empty() && self.running.len() > 1 {
-            self.preempt(self.running.len() - 1);
-            self.schedule_decode(step);
+        loop {
+            self.schedule_decode(step, &mut reclaim);
             self.schedule_prefill(step);
+            if !step.spans.is_empty() || self.running.is_empty() {
+                return;
+            }
+            if !self.make_room(&mut reclaim) {
+                step.impossible = Some(0);
+                return;
+            }
         }
-        if step.spans.is_empty() && !self.running.is_empty() {
-            step.impossible = Some(0);
+    }
+
+    /// Frees pages: those that `reclaim` finds, or those of the youngest request if it is not the
+    /// only one. Returns whether there were any.
+    fn make_room(&mut self, reclaim: &mut impl FnMut(&mut Pages) -> bool) -> bool {
+        if reclaim(&mut self.pages) {
+            return true;
         }
+        let has_others = self.running.len() > 1;
+        if has_others {
+            self.preempt(self.running.len() - 1);
+        }
+        has_others
     }
 
     /// Admits requests in order while there are rows and pages for them. One that waits for another
@@ -353,15 +369,18 @@ impl<T> Scheduler<T> {
 
     /// Adds a row of every request that decodes. Where pages are short, the youngest requests are
     /// preempted.
-    fn schedule_decode(&mut self, step: &mut ScheduledStep) {
+    fn schedule_decode(
+        &mut self,
+        step: &mut ScheduledStep,
+        reclaim: &mut impl FnMut(&mut Pages) -> bool,
+    ) {
         let mut i = 0;
         while i < self.running.len() && step.batch.tokens.len() < self.limits.tokens {
             let task = &mut self.running[i];
             if task.is_decoding() {
                 if self.pages.reserve(&mut task.sequence, 1) {
                     step.push(i, task, 1);
-                } else if self.running.len() > 1 {
-                    self.preempt(self.running.len() - 1);
+                } else if self.make_room(reclaim) {
                     continue;
                 }
             }

@@ -114,10 +114,7 @@ impl Worker {
 
     fn work(&mut self, messages: &Receiver<Message>) -> Result<()> {
         loop {
-            while let Some(message) = self.inbox.pop_front() {
-                self.take(message)?;
-            }
-            if self.scheduler.is_idle() {
+            if self.scheduler.is_idle() && self.inbox.is_empty() {
                 self.report_experts(0);
                 // Requests whose pages are read can be cancelled.
                 let limit = if self.restoring() > 0 { RESTORING_WAIT } else { Duration::MAX };
@@ -138,16 +135,13 @@ impl Worker {
                     client.finish(Finish::Cancelled);
                 }
             }
-            // A running request gives its pages up only if nobody waits with some.
-            let running = self.scheduler.running().len();
-            if !self.scheduler.pages().has_available(running) {
-                self.release_restored();
-            }
-            self.scheduler.schedule(&mut self.step, |client| client.is_model_sampled());
+            let mut restorer = self.store.as_mut().map(|(_, restorer)| restorer);
+            self.scheduler.schedule(
+                &mut self.step,
+                |client| client.is_model_sampled(),
+                |pages| restorer.as_mut().is_some_and(|restorer| restorer.release_held(pages)),
+            );
             if let Some(index) = self.step.impossible {
-                if self.release_restored() {
-                    continue;
-                }
                 let task = self.scheduler.discard(index);
                 task.owner.fail(Error::OutOfPages { tokens: task.tokens.len() });
             }
@@ -172,7 +166,7 @@ impl Worker {
     fn take_all(&mut self, messages: &Receiver<Message>) -> Result<()> {
         let mut restored = 0;
         while restored < READ_AHEAD
-            && let Ok(message) = messages.try_recv()
+            && let Some(message) = self.inbox.pop_front().or_else(|| messages.try_recv().ok())
         {
             restored += usize::from(matches!(message, Message::Restored));
             self.take(message)?;
@@ -293,15 +287,6 @@ impl Worker {
     /// Requests whose pages are read.
     fn restoring(&self) -> usize {
         self.store.as_ref().map_or(0, |(_, restorer)| restorer.waiting())
-    }
-
-    /// Frees the memory of requests whose pages are read, if there is any.
-    fn release_restored(&mut self) -> bool {
-        let Some((_, restorer)) = &mut self.store else { return false };
-        let held = restorer.take_held();
-        let has_any = !held.is_empty();
-        held.into_iter().for_each(|held| self.scheduler.pages_mut().release_prefix(held));
-        has_any
     }
 
     /// Writes the full pages of a running request to disk that are not there.

@@ -409,6 +409,32 @@ fn restored_pages_give_way_to_a_running_request() {
     assert_eq!((tokens, end.unwrap()), (wanted, Finish::Length));
 }
 
+/// Pages that are read for another request go before a running one is preempted.
+#[cfg(target_os = "linux")]
+#[test]
+fn restored_pages_go_before_a_running_request_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = request(7, 70, 5);
+    run(&open_stored(hybrid_file(), folder.path()), first.clone()).1.unwrap();
+    let mut pipes = pipes(folder.path(), 2);
+    let engine = open_stored_with(hybrid_file(), folder.path(), |limits| limits.pages[0] = 6);
+    let waits = engine.submit(first).unwrap();
+    pipes = write_to_one(pipes, |page| page);
+    let start = Instant::now();
+    while engine.stats().free_pages != [5] {
+        assert!(start.elapsed().as_secs() < 10, "the first page is restored");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Each grows to three pages.
+    let others = [11, 13].map(|seed| engine.submit(request(seed, 40, 40)).unwrap());
+    for other in others {
+        assert_eq!(collect(other).1.unwrap(), Finish::Length);
+    }
+    assert_eq!(engine.stats().preemptions, 0);
+    write_to_one(pipes, |page| page);
+    assert_eq!(collect(waits).1.unwrap(), Finish::Length);
+}
+
 /// A request that is cancelled while the disk does not answer gives back what it has.
 #[cfg(target_os = "linux")]
 #[test]

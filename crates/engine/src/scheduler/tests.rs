@@ -169,7 +169,7 @@ impl Simulation {
         self.now += 1;
         let now = self.now;
         self.scheduler.remove(|request| request.cancelled_at.is_some_and(|at| at <= now));
-        self.scheduler.schedule(&mut self.step, |request| request.id % 3 > 0);
+        self.scheduler.schedule(&mut self.step, |request| request.id % 3 > 0, |_| false);
         assert_eq!(self.step.impossible, None);
         self.model.copy(&self.step.copies);
         let mut ended = Vec::new();
@@ -422,7 +422,7 @@ fn a_prompt_of_one_token_is_measured_as_prefill() {
     scheduler.submit((), vec![7], 8, false);
     // 10 ms for a prompt token, then a decode step of 1 s.
     for seconds in [0.01, 1.0] {
-        scheduler.schedule(&mut step, |()| false);
+        scheduler.schedule(&mut step, |()| false, |_| false);
         assert_eq!(step.spans, [(0, 1)]);
         scheduler.store(0, 1);
         scheduler.push_token(0, 3);
