@@ -124,8 +124,7 @@ impl Attempt {
     }
 }
 
-/// The known architectures that leave the least of a file unread, and what the first of them does
-/// not read.
+/// The known architectures that leave the least of a file unread, and what they do not read.
 pub(crate) fn describe(
     metadata: &Metadata,
     tensors: &[Tensor],
@@ -142,16 +141,15 @@ pub(crate) fn describe(
     attempts.retain(|attempt| attempt.gaps() == gaps);
     let features = features(metadata, tensors, found);
     attempts.sort_by_key(|attempt| attempt.order(found, &features));
+    // Only those of which the same is true.
+    let unread = attempts[0].reads(false);
+    attempts.retain(|attempt| attempt.reads(false) == unread);
     attempts.truncate(NEAREST);
     let names: Vec<&str> = attempts.iter().map(|attempt| attempt.name).collect();
-    Ok(match names.as_slice() {
-        [name] => format!("the nearest known one is {name}, which {}", attempts[0].reads(true)),
-        [others @ .., last] => format!(
-            "the nearest known ones are {} and {last}, which {}",
-            others.join(", "),
-            attempts[0].reads(false)
-        ),
-        [] => String::new(),
+    let (last, others) = names.split_last().expect("the first is like itself");
+    Ok(match others {
+        [] => format!("the nearest known one is {last}, which {}", attempts[0].reads(true)),
+        _ => format!("the nearest known ones are {} and {last}, which {unread}", others.join(", ")),
     })
 }
 
