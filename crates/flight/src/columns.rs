@@ -81,6 +81,12 @@ impl StoredRow {
         Ok(row.unwrap_or_default())
     }
 
+    /// The names of the columns.
+    pub fn names(&self) -> Vec<&str> {
+        let fields = self.batch.columns.schema_ref().fields();
+        fields.iter().map(|field| field.name().as_str()).collect()
+    }
+
     /// Bytes of memory that it takes, nearly.
     pub fn bytes(&self) -> usize {
         self.batch.columns.get_array_memory_size() / self.batch.columns.num_rows().max(1)

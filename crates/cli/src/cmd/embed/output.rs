@@ -309,13 +309,11 @@ impl Npy {
     }
 
     /// Names the columns that are not written, once.
-    fn tell(&mut self, row: &Row) -> Result<()> {
+    fn tell(&mut self, row: &Row) {
         if self.is_told {
-            return Ok(());
+            return;
         }
-        let columns = row.columns.to_json()?;
-        let names = columns.iter().flat_map(|columns| columns.keys());
-        let names: Vec<String> = names.map(|name| quoted(name)).collect();
+        let names: Vec<String> = row.columns.names().into_iter().map(quoted).collect();
         if !names.is_empty() {
             self.is_told = true;
             eprintln!(
@@ -323,7 +321,6 @@ impl Npy {
                 count_named(&names)
             );
         }
-        Ok(())
     }
 }
 
@@ -351,7 +348,7 @@ impl Output for Npy {
     }
 
     fn push(&mut self, _number: u64, row: &Row, _tokens: usize, vector: &[f32]) -> Result<()> {
-        self.tell(row)?;
+        self.tell(row);
         self.buffered += 1;
         let written = vector.iter().try_for_each(|x| self.out.write_all(&x.to_le_bytes()));
         written.with_context(|| self.target.failed())

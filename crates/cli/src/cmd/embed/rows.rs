@@ -49,6 +49,15 @@ impl Columns {
             Columns::Stored(row) => Some(Cow::Owned(row.to_json()?)),
         })
     }
+
+    pub(super) fn names(&self) -> Vec<&str> {
+        match self {
+            Columns::None => Vec::new(),
+            Columns::Json(columns) => columns.keys().map(String::as_str).collect(),
+            #[cfg(feature = "flight")]
+            Columns::Stored(row) => row.names(),
+        }
+    }
 }
 
 impl Row {
