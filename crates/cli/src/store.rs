@@ -29,8 +29,14 @@ pub(crate) struct StoreArgs {
     #[arg(long, value_name = "KEY", env = "BODKIN_STORE_KEY", hide_env_values = true)]
     api_key: Option<String>,
     /// Time limit of the answers of a store, and of retries
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = timeout)]
     flight_timeout: Duration,
+}
+
+/// Parses a time above 0.
+fn timeout(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    if time.is_zero() { Err("expected a time above 0".to_owned()) } else { Ok(time) }
 }
 
 #[cfg(feature = "flight")]

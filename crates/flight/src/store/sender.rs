@@ -57,7 +57,7 @@ impl Sender {
         runtime()?.block_on(async {
             let begin = unless_stopped(&options.stop, Store::connect(&options.address)).await?;
             let mut store = Some(begin);
-            // The connection is kept alive while the next batch is computed.
+            // Keepalive pings are answered while the next batch is computed.
             while let Some(batch) = batches.recv().await {
                 unless_stopped(&options.stop, self.deliver(&mut store, &batch)).await?;
                 self.acknowledged.fetch_add(batch.num_rows() as u64, Relaxed);
