@@ -25,9 +25,9 @@ pub(crate) struct Args {
     /// Another seed lets warps take other turns
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// The device is lost with this operation: it and all later ones fail; 0 is none
-    #[arg(long, default_value_t = 0)]
-    lost_after: u64,
+    /// The device is lost with this operation: it and all later ones fail
+    #[arg(long)]
+    lost_after: Option<u64>,
     /// A command with its arguments, such as `target/release/bodkin run`, or of this program, such
     /// as `conformance`; without it, checks that take minutes
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -100,7 +100,7 @@ struct Emulator {
     hopper: PathBuf,
     processors: u32,
     seed: u64,
-    lost_after: u64,
+    lost_after: Option<u64>,
 }
 
 /// Runs a command, or the checks.
@@ -151,8 +151,10 @@ impl Emulator {
         command
             .env("LD_LIBRARY_PATH", &self.library)
             .env("EMULATOR_PROCESSORS", self.processors.to_string())
-            .env("EMULATOR_SEED", self.seed.to_string())
-            .env("EMULATOR_LOST_AFTER", self.lost_after.to_string());
+            .env("EMULATOR_SEED", self.seed.to_string());
+        if let Some(operation) = self.lost_after {
+            command.env("EMULATOR_LOST_AFTER", operation.to_string());
+        }
         if chip == Chip::Hopper {
             command.env("EMULATOR_HOPPER", &self.hopper);
         }

@@ -34,6 +34,8 @@ pub(super) struct State {
     pub(super) has_failed: bool,
     /// Operations that were enqueued.
     enqueued: u64,
+    /// The operation with which the device is lost.
+    lost_after: Option<u64>,
 }
 
 /// Settings from the environment: multiprocessors, the scheduler's seed, faults, the folder of
@@ -43,8 +45,8 @@ pub(super) struct Settings {
     seed: u64,
     /// The relaxed store that cooperative launches lose, or 0.
     lost_store: u64,
-    /// The operation with which the device is lost, or 0.
-    lost_after: u64,
+    /// The operation with which the device is lost.
+    lost_after: Option<u64>,
     pub(super) hopper: Option<PathBuf>,
 }
 
@@ -54,14 +56,17 @@ pub(super) static SETTINGS: LazyLock<Settings> = LazyLock::new(|| {
         processors: number("EMULATOR_PROCESSORS").unwrap_or(4) as c_int,
         seed: number("EMULATOR_SEED").unwrap_or(0),
         lost_store: number("EMULATOR_LOST_STORE").unwrap_or(0),
-        lost_after: number("EMULATOR_LOST_AFTER").unwrap_or(0),
+        lost_after: number("EMULATOR_LOST_AFTER"),
         hopper: env::var_os("EMULATOR_HOPPER").map(PathBuf::from),
     }
 });
 
 pub(super) fn state() -> MutexGuard<'static, State> {
-    static STATE: LazyLock<Mutex<State>> =
-        LazyLock::new(|| Mutex::new(State::new(SETTINGS.seed, SETTINGS.lost_store)));
+    static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
+        let mut state = State::new(SETTINGS.seed, SETTINGS.lost_store);
+        state.lost_after = SETTINGS.lost_after;
+        Mutex::new(state)
+    });
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -79,6 +84,7 @@ impl State {
             graphs: HashMap::new(),
             has_failed: false,
             enqueued: 0,
+            lost_after: None,
         }
     }
 
@@ -89,16 +95,16 @@ impl State {
 
     /// Puts an operation at the end of a stream, or records it if the stream is being captured.
     pub(super) fn enqueue(&mut self, stream: CUstream, op: StreamOp) -> CUresult {
+        if self.has_failed {
+            return CUresult::CUDA_ERROR_LAUNCH_FAILED;
+        }
         if let Some(recorded) = self.recording.get_mut(&(stream as usize)) {
             recorded.push(op);
             return CUresult::CUDA_SUCCESS;
         }
         self.enqueued += 1;
-        if self.enqueued == SETTINGS.lost_after {
+        if Some(self.enqueued) == self.lost_after {
             return self.fail(&"the device is lost");
-        }
-        if self.has_failed {
-            return CUresult::CUDA_ERROR_LAUNCH_FAILED;
         }
         self.scheduler.enqueue(stream as usize, op);
         CUresult::CUDA_SUCCESS
@@ -291,5 +297,16 @@ mod tests {
         assert_eq!([state.finish(SECOND), state.finish_event(EVENT)], [failed; 2]);
         assert_eq!([state.enqueue(SECOND, copy), state.record(EVENT, SECOND)], [failed; 2]);
         assert_eq!(state.free(copied as u64), DONE);
+    }
+
+    #[test]
+    fn a_lost_device_fails_from_that_operation_on() {
+        let (mut state, [fill, copy], copied) = state_with(0);
+        state.lost_after = Some(2);
+        assert_eq!(state.enqueue(FIRST, fill), DONE);
+        let failed = CUresult::CUDA_ERROR_LAUNCH_FAILED;
+        assert_eq!(state.enqueue(FIRST, copy.clone()), failed);
+        assert_eq!([state.enqueue(SECOND, copy), state.finish(FIRST)], [failed; 2]);
+        assert!(!is_copied(copied));
     }
 }
