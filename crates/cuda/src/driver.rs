@@ -88,7 +88,7 @@ pub(crate) struct Device {
     pub(crate) shared_bytes: usize,
     tracer: trace::Tracer,
     /// Whether the next kernel starts after all before it, even if it could wait by itself.
-    waits_for_all: AtomicBool,
+    serializes_next: AtomicBool,
 }
 
 // SAFETY: the driver's handles may be used from any thread; every use sets the context first.
@@ -160,7 +160,7 @@ impl Device {
             capability,
             shared_bytes: shared,
             tracer: trace::Tracer::default(),
-            waits_for_all: AtomicBool::new(false),
+            serializes_next: AtomicBool::new(false),
         })
     }
 
@@ -238,8 +238,8 @@ impl Device {
 
     /// Lets the next kernel start when all before it are complete. It and those behind it may then
     /// read what they wrote before they wait for their predecessor.
-    pub(crate) fn wait_for_all(&self) {
-        self.waits_for_all.store(true, Ordering::Relaxed);
+    pub(crate) fn serialize_next_launch(&self) {
+        self.serializes_next.store(true, Ordering::Relaxed);
     }
 
     /// Launches a kernel.
@@ -258,8 +258,8 @@ impl Device {
         use sys::CUlaunchAttributeID as Id;
         let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
         let mut attributes = Vec::new();
-        let waits_for_all = self.waits_for_all.swap(false, Ordering::Relaxed);
-        if kernel.uses_pdl && !waits_for_all {
+        let serializes_next = self.serializes_next.swap(false, Ordering::Relaxed);
+        if kernel.uses_pdl && !serializes_next {
             let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
             let id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes.push(attribute(id, value));

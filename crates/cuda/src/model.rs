@@ -315,7 +315,7 @@ impl CudaModel {
         let size = Size::of(batch);
         if !size.is_recorded() {
             // The last kernel of the step before may have written this one's metadata.
-            self.device.wait_for_all();
+            self.device.serialize_next_launch();
             let step = self.sized_step(size);
             self.program.stages.iter().try_for_each(|stage| step.run(stage))?;
             return step.end(end_of_step);
