@@ -4,8 +4,8 @@
 // Grid: (row groups, blocks of weight tiles, splits); 384 threads: two consumer warp groups and one
 // producer group. A block takes 128 weight rows, or 64 of the gate and 64 of the up projection, and
 // WIDTH input rows. Each consumer group multiplies half of the weights, from registers in fragment
-// order, with input from shared memory. The producer fills a ring of three stages, two chunks each,
-// with full and empty mbarriers; the input was swizzled by `swizzle_input`.
+// order, with input from shared memory. The producer fills a ring of three or four stages, two chunks
+// each, with full and empty mbarriers; the input was swizzled by `swizzle_input`.
 //
 // Where weight tiles do not give all multiprocessors work, several blocks (splits) share the split-K
 // slices of the same sums. Then the sums of slices go to memory, and `add_slices` adds them.
@@ -13,7 +13,6 @@
 #include "matmul.cuh"
 #include "wgmma.cuh"
 
-#define STAGES 3u // stages of the ring
 #define STEP 2u   // chunks of a stage
 #define PITCH 132u // floats of a token's results in shared memory, padded against bank conflicts
 #define GROUP 128u // threads of a warp group
@@ -42,6 +41,9 @@ DEVICE float4 *slice_sums(const Gemm &m, u32 slice, u32 fours) {
 
 // The shared memory of a block.
 template <int LAYOUT, u32 WIDTH> struct SharedMemory {
+    // Of the ring: a fourth where a block is alone on its multiprocessor and there is room.
+    static const u32 STAGES = WIDTH == 128 && Packed<LAYOUT>::BYTES < CHUNK_BYTES_F16 ? 4 : 3;
+
     u8 inputs[STAGES][STEP][WIDTH * ROW_BYTES];
     u8 weights[STAGES][GEMM_TILES][STEP * Packed<LAYOUT>::BYTES];
     u64 full[STAGES], empty[STAGES];
@@ -64,6 +66,7 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, const ChunkRange &rang
                     SharedMemory<LAYOUT, WIDTH> &shared) {
     const Matmul &p = m.matmul;
     const u32 BYTES = Packed<LAYOUT>::BYTES, INPUT_BYTES = WIDTH * ROW_BYTES;
+    const u32 STAGES = SharedMemory<LAYOUT, WIDTH>::STAGES;
     u32 lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32, i = 2 * warp + lane;
     Tile<GATED> tile(p, i % GEMM_TILES);
     bool has_tile = lane < 2 && tile.is_in;
@@ -110,20 +113,14 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
     u32 warp;
     u32 slice, chunks_left; // of the current slice
 
-    // Unpacks the warp's weights of the first or the second chunk of a stage.
-    __device__ __forceinline__ void take(const SharedMemory<LAYOUT, WIDTH> &shared, u32 stage, u32 chunk,
-                                         Fragment (&f)[4]) {
-        Packed<LAYOUT> weights;
-        weights.load(shared.weights[stage][warp] + chunk * Packed<LAYOUT>::BYTES, threadIdx.x % 32);
-#pragma unroll
-        for (int step = 0; step < 4; step++) f[step] = weights.fragment(step);
-    }
-
-    // Issues the products of that chunk.
+    // Issues the products of a chunk of a stage.
     __device__ __forceinline__ void multiply(const Matmul &p, const SharedMemory<LAYOUT, WIDTH> &shared,
-                                             u32 stage, u32 chunk, const Fragment (&f)[4]) {
+                                             u32 stage, u32 chunk, const Packed<LAYOUT> &weights) {
         u64 inputs = wgmma_matrix(shared_address(shared.inputs[stage][chunk]));
         bool is_first = chunks_left == p.slice_chunks;
+        Fragment f[4];
+#pragma unroll
+        for (int step = 0; step < 4; step++) f[step] = weights.fragment(step);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 4; step++) wgmma<false>(sums, f[step], inputs + 2 * step, step > 0 || !is_first);
@@ -133,7 +130,6 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
     // Behind the last chunk of a slice: adds up its sums, or stores them for `add_slices`.
     __device__ __forceinline__ void end_chunk(const Gemm &m, bool is_last) {
         if (--chunks_left > 0 && !is_last) return;
-        wgmma_wait<0>();
         chunks_left = m.matmul.slice_chunks;
         if (!m.slice_sums) {
 #pragma unroll
@@ -147,49 +143,61 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
         }
     }
 
-    // Main loop: a chunk's products are issued while those of the one before run, so that the tensor
-    // cores do not wait; then that one's registers take the next chunk's weights.
+    // Main loop: the next chunk's weights are read while a chunk's products run. The tensor cores work for
+    // the other consumer group, or for another block, while weights are unpacked.
     __device__ __forceinline__ void all(const Gemm &m, const ChunkRange &range, SharedMemory<LAYOUT, WIDTH> &shared) {
         const Matmul &p = m.matmul;
+        const u32 BYTES = Packed<LAYOUT>::BYTES;
+        u32 lane = threadIdx.x % 32;
         slice = range.first / p.slice_chunks;
         chunks_left = p.slice_chunks;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
-        Fragment even[4], odd[4];
-        RingPosition<STAGES> next = {};
-        u32 last = 0;
-        mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
-        take(shared, next.slot, 0, even);
-        for (u32 chunk = 0; chunk < range.count; chunk += STEP) {
-            bool has_odd = chunk + 1 < range.count, has_next = chunk + STEP < range.count;
+        RingPosition<SharedMemory<LAYOUT, WIDTH>::STAGES> next = {};
+        Packed<LAYOUT> weights;
+        mbarrier_wait(shared_address(&shared.full[0]), 0);
+        weights.load(shared.weights[0][warp], lane);
+        for (u32 first = 0; first < range.count; first += STEP) {
             u32 now = next.slot;
-            multiply(p, shared, now, 0, even);
-            wgmma_wait<1>();
-            // The stage before has been multiplied.
-            if (threadIdx.x % 32 == 0 && chunk > 0) mbarrier_arrive(shared_address(&shared.empty[last]));
-            last = now;
-            if (has_odd) take(shared, now, 1, odd);
-            end_chunk(m, !has_odd);
-            if (!has_odd) break;
-            multiply(p, shared, now, 1, odd);
-            wgmma_wait<1>();
             next.advance();
-            if (has_next) {
-                mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
-                take(shared, next.slot, 0, even);
+#pragma unroll
+            for (u32 i = 0; i < STEP; i++) {
+                bool is_last = first + i + 1 == range.count;
+                multiply(p, shared, now, i, weights);
+                if (!is_last && i + 1 < STEP) {
+                    weights.load(shared.weights[now][warp] + (i + 1) * BYTES, lane);
+                } else if (!is_last) {
+                    mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
+                    weights.load(shared.weights[next.slot][warp], lane);
+                }
+                wgmma_wait<0>();
+                wgmma_results(sums);
+                if (lane == 0 && i + 1 == STEP) mbarrier_arrive(shared_address(&shared.empty[now]));
+                end_chunk(m, is_last);
+                if (is_last) break;
             }
-            end_chunk(m, !has_next);
         }
     }
 };
 
-// Epilogue: results pass through shared memory; then a thread takes a weight row (of a gated
-// matmul, both rows) and some tokens.
+// Loads neighbouring numbers from shared memory at once.
+template <u32 N> DEVICE void load(float (&to)[N], const float *from) {
+    if (N == 4) {
+        float4 x = *(const float4 *)from;
+        to[0] = x.x, to[1] = x.y, to[2 % N] = x.z, to[3 % N] = x.w;
+    } else {
+        float2 x = *(const float2 *)from;
+        to[0] = x.x, to[1] = x.y;
+    }
+}
+
+// Epilogue: results pass through shared memory; then a warp takes some tokens, and a lane four
+// neighbouring weight rows, or of a gated matmul two of the gate and two of the up projection.
 template <bool GATED, u32 WIDTH, int COUNT>
 DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, const float (&totals)[COUNT]) {
     const Matmul &p = m.matmul;
-    const u32 ROWS = GEMM_TILES * TILE_ROWS / (GATED ? 2 : 1), STRIDE = 2 * GROUP / ROWS;
-    static_assert(WIDTH * PITCH * 4 <= STAGES * STEP * WIDTH * ROW_BYTES, "room for the results");
+    const u32 ROWS = GATED ? 2 : 4, WARPS = 2 * GROUP / 32, UP = GEMM_TILES / 2 * TILE_ROWS, BATCH = 4;
+    static_assert(WIDTH * PITCH * 4 <= 3 * STEP * WIDTH * ROW_BYTES, "room for the results");
     u32 t = threadIdx.x, lane = t % 32, row_of_lane = t / 32 * TILE_ROWS + lane / 4;
     // All products are complete: the input's space is free.
     sync<2 * GROUP>();
@@ -199,49 +207,50 @@ DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, c
         results[token * PITCH + row_of_lane + i % 4 / 2 * 8] = totals[i];
     }
     sync<2 * GROUP>();
-    u32 row_in_block = t % ROWS;
+    u32 row_in_block = ROWS * lane;
     Tile<GATED> tile(p, row_in_block / TILE_ROWS);
     if (!tile.is_in) return;
     u32 row = tile.tile * TILE_ROWS + row_in_block % TILE_ROWS;
-    u32 exponent = row_exponent(p.matrices[tile.matrix], group.expert, row);
-    u32 up_exponent = GATED ? row_exponent(p.matrices[1], group.expert, row) : 0;
+    if (row >= p.matrices[tile.matrix].rows) return;
+    RowEpilogue<GATED, ROWS, 1, false> epilogue(p, tile.matrix, group.expert, row);
     u32 end = group.count;
 #pragma unroll 1
-    for (u32 first = t / ROWS; first < end; first += 8 * STRIDE) {
-        float residuals[8] = {};
-        if (!GATED && tile.matrix == 0) {
+    for (u32 first = t / 32; first < end; first += BATCH * WARPS) {
+        float sums[BATCH][ROWS], others[BATCH][ROWS];
+        u32 at[BATCH];
+        // All loads before the first store.
 #pragma unroll
-            for (u32 j = 0; j < 8; j++) {
-                u32 token = first + j * STRIDE;
-                if (token < end) residuals[j] = residual_at(p, row, group.first + token);
-            }
-        }
-#pragma unroll
-        for (u32 j = 0; j < 8; j++) {
-            u32 token = first + j * STRIDE;
-            if (token >= end) break;
-            float sum = results[token * PITCH + row_in_block];
-            u32 at = result_row(m, group.first + token);
+        for (u32 j = 0; j < BATCH; j++) {
+            u32 token = min(first + j * WARPS, end - 1);
+            const float *result = results + token * PITCH + row_in_block;
+            load<ROWS>(sums[j], result);
             if (GATED) {
-                float up = results[token * PITCH + ROWS + row_in_block];
-                epilogue_gated<false>(p, group.expert, row, at, sum, up, exponent, up_exponent);
+                load<ROWS>(others[j], result + UP);
             } else {
-                epilogue<false>(p, tile.matrix, group.expert, row, at, sum, exponent, residuals[j]);
+                epilogue.residual(group.first + token, others[j]);
             }
+            at[j] = result_row(m, group.first + token);
+        }
+        epilogue.finish(sums, others);
+#pragma unroll
+        for (u32 j = 0; j < BATCH; j++) {
+            if (first + j * WARPS < end) epilogue.store(at[j], sums[j]);
         }
     }
     if (p.peers == 0) return;
     // Not above, where it would slow down a device that is alone.
 #pragma unroll 4
-    for (u32 token = t / ROWS; token < end; token += STRIDE) {
-        store_again_on_peers<GATED>(p, tile.matrix, row, result_row(m, group.first + token));
+    for (u32 token = t / 32; token < end; token += WARPS) {
+        for (u32 j = 0; j < ROWS; j++) {
+            store_again_on_peers<GATED>(p, tile.matrix, row + j, result_row(m, group.first + token));
+        }
     }
 }
 
 template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &m) {
     extern __shared__ __align__(1024) u8 bytes[];
     SharedMemory<LAYOUT, WIDTH> &shared = *(SharedMemory<LAYOUT, WIDTH> *)bytes;
-    if (threadIdx.x < STAGES) {
+    if (threadIdx.x < shared.STAGES) {
         mbarrier_init(shared_address(&shared.full[threadIdx.x]), 1);
         mbarrier_init(shared_address(&shared.empty[threadIdx.x]), 2 * GROUP / 32);
         fence_proxy_async();
@@ -263,7 +272,7 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
             produce<LAYOUT, GATED, WIDTH>(m, group, range, shared);
         }
     } else {
-        if (WIDTH == 32) {
+        if (WIDTH <= 64) {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 104;");
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
@@ -281,6 +290,10 @@ template <int LAYOUT, bool GATED, u32 WIDTH> DEVICE void gemm_wgmma(const Gemm &
 
 #endif
 
+DEVICE void add_to(float (&sums)[2][2], const float4 &x) {
+    sums[0][0] += x.x, sums[1][0] += x.y, sums[0][1] += x.z, sums[1][1] += x.w;
+}
+
 // Adds the sums of slices, in order, and runs the epilogue. Grid: (row groups, blocks of weight
 // tiles, eights of input rows), so that a block takes eight rows of one of `gemm_wgmma`; 256
 // threads, or 128 of a gated matmul, which take a row of the gate and one of the up projection.
@@ -291,26 +304,25 @@ template <bool GATED> DEVICE void add_slices(const Gemm &m) {
     RowGroup group(m, blockIdx.x, 8 * gridDim.z);
     Tile<GATED> tile(p, threadIdx.x / 32);
     if (8 * blockIdx.z >= group.count || !tile.is_in) return;
+    u32 row = tile.tile * TILE_ROWS + lane / 4;
+    if (row >= p.matrices[tile.matrix].rows) return;
+    RowEpilogue<GATED, 2, 8, true> epilogue(p, tile.matrix, 0, row);
     grid_dependency_wait();
-    float sums[4] = {}, ups[4] = {};
+    float sums[2][2] = {}, others[2][2] = {}; // of two tokens and two rows
+#pragma unroll
+    for (u32 i = 0; i < 2; i++) {
+        if (!GATED) epilogue.residual(group.first + min(first + i, group.count - 1), others[i]);
+    }
 #pragma unroll 8
     for (u32 slice = 0; slice < p.slices; slice++) {
         const float4 *from = slice_sums(m, slice, gridDim.z) + 2 * GROUP * blockIdx.z;
-        float4 x = from[0], y = GATED ? from[GROUP] : make_float4(0, 0, 0, 0);
-        sums[0] += x.x, sums[1] += x.y, sums[2] += x.z, sums[3] += x.w;
-        if (GATED) ups[0] += y.x, ups[1] += y.y, ups[2] += y.z, ups[3] += y.w;
+        add_to(sums, from[0]);
+        if (GATED) add_to(others, from[GROUP]);
     }
+    epilogue.finish(sums, others);
 #pragma unroll
-    for (u32 i = 0; i < 4; i++) {
-        u32 token = first + i % 2, row = tile.tile * TILE_ROWS + lane / 4 + i / 2 * 8;
-        if (token >= group.count) continue;
-        u32 at = group.first + token, exponent = row_exponent(p.matrices[tile.matrix], 0, row);
-        if (GATED) {
-            epilogue_gated(p, 0, row, at, sums[i], ups[i], exponent, row_exponent(p.matrices[1], 0, row));
-        } else {
-            float residual = tile.matrix == 0 ? residual_at(p, row, at) : 0.0f;
-            epilogue(p, tile.matrix, 0, row, at, sums[i], exponent, residual);
-        }
+    for (u32 i = 0; i < 2; i++) {
+        if (first + i < group.count) epilogue.store(group.first + first + i, sums[i]);
     }
 }
 
@@ -319,7 +331,7 @@ KERNEL __launch_bounds__(GROUP) add_slices_gated(const __grid_constant__ Gemm m)
 
 #if __CUDA_ARCH__ >= 900
 #define GEMM(NAME, LAYOUT, GATED, WIDTH)                                                             \
-    KERNEL __launch_bounds__(3 * GROUP, WIDTH == 32 ? 2 : 1) NAME(const __grid_constant__ Gemm m) {    \
+    KERNEL __launch_bounds__(3 * GROUP, WIDTH <= 64 ? 2 : 1) NAME(const __grid_constant__ Gemm m) {    \
         gemm_wgmma<LAYOUT, GATED, WIDTH>(m);                                                               \
     }
 #else

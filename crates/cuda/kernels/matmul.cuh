@@ -86,30 +86,149 @@ template <bool ALL_DEVICES = true, class T> DEVICE void store_result(const Matmu
 }
 
 // Epilogue: scale, bias and residual of row `row` of matrix `i`, for result row `at`.
-template <bool ALL_DEVICES = true>
 DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float sum, u32 exponent,
-                 float residual) {
+                     float residual) {
     const Matrix &m = p.matrices[i];
     if (row >= m.rows) return;
     float y = scale_and_bias(m, expert, row, sum, exponent);
     if (p.residual && i == 0) y = residual + y * p.factor;
-    store_result<ALL_DEVICES>(p, m.out + (u64)at * m.out_stride + row, y);
+    store_result(p, m.out + (u64)at * m.out_stride + row, y);
 }
 
 // Epilogue of a gated matmul: matrix 0 is the gate, matrix 1 the up projection.
-template <bool ALL_DEVICES = true>
 DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float gate, float up,
-                       u32 gate_exponent, u32 up_exponent) {
+                           u32 gate_exponent, u32 up_exponent) {
     const Matrix &m = p.matrices[0];
     if (row >= m.rows) return;
     float y = gated(p.act, scale_and_bias(m, expert, row, gate, gate_exponent),
                     scale_and_bias(p.matrices[1], expert, row, up, up_exponent));
     if (p.half_out) {
-        store_result<ALL_DEVICES>(p, p.half_out + half_at(p.half_stride, at, row), to_input(y));
+        store_result(p, p.half_out + half_at(p.half_stride, at, row), to_input(y));
     } else {
-        store_result<ALL_DEVICES>(p, m.out + (u64)at * m.out_stride + row, y);
+        store_result(p, m.out + (u64)at * m.out_stride + row, y);
     }
 }
+
+#define ANY_ACTIVATION ~0u
+
+// What a row's sums are multiplied by, and its bias, for many of them.
+struct RowScale {
+    float factor, bias;
+    bool has_bias;
+
+    RowScale() = default;
+    __device__ __forceinline__ RowScale(const Matrix &m, u32 expert, u32 row, u32 exponent) {
+        factor = power_of_two(exponent);
+        has_bias = m.bias;
+        bias = has_bias ? m.bias[expert * m.rows + row] : 0.0f;
+    }
+
+    // As `scale_and_bias`.
+    __device__ __forceinline__ float of(float sum) const {
+        float y = sum * factor;
+        return has_bias ? y + bias : y;
+    }
+};
+
+// The epilogue of many results of `ROWS` weight rows, each `DISTANCE` behind the last; of a gated matmul, of
+// rows of the gate and of the up projection. What they have in common is read once: for each result that
+// would take most of the time.
+template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilogue {
+    const Matmul &p;
+    u32 row, rows; // the first one, and those of the matrix
+    RowScale scales[ROWS], up_scales[ROWS];
+    float *out;
+    u32 stride;
+    bool has_residuals;
+    bool is_aligned; // the results of an input row are stored at once, and so are its residuals
+
+    __device__ __forceinline__ RowEpilogue(const Matmul &p, u32 i, u32 expert, u32 row) : p(p), row(row) {
+        const Matrix &m = p.matrices[i];
+        rows = m.rows;
+#pragma unroll
+        for (u32 j = 0; j < ROWS; j++) {
+            u32 existing = min(row + j * DISTANCE, rows - 1);
+            scales[j] = RowScale(m, expert, existing, row_exponent(m, expert, existing));
+            if (!GATED) continue;
+            const Matrix &up = p.matrices[1];
+            up_scales[j] = RowScale(up, expert, existing, row_exponent(up, expert, existing));
+        }
+        has_residuals = !GATED && p.residual && i == 0;
+        out = m.out;
+        stride = m.out_stride;
+        u64 places = (u64)out | 4 * (u64)stride;
+        if (has_residuals) places |= (u64)p.residual | 4 * (u64)p.residual_stride;
+        is_aligned = DISTANCE == 1 && row + ROWS <= rows && places % 16 == 0;
+    }
+
+    __device__ __forceinline__ bool exists(u32 j) const { return row + j * DISTANCE < rows; }
+
+    // Reads the residuals of result row `at`.
+    __device__ __forceinline__ void residual(u32 at, float (&to)[ROWS]) const {
+        const float *from = p.residual + (u64)at * p.residual_stride + row;
+        if (ROWS == 4 && is_aligned && has_residuals) {
+            float4 x = *(const float4 *)from;
+            to[0] = x.x, to[1 % ROWS] = x.y, to[2 % ROWS] = x.z, to[3 % ROWS] = x.w;
+            return;
+        }
+#pragma unroll
+        for (u32 j = 0; j < ROWS; j++) to[j] = has_residuals && exists(j) ? from[j * DISTANCE] : 0.0f;
+    }
+
+    // The results of some input rows. `others` are the up projection's sums, or the residuals.
+    template <u32 N>
+    __device__ __forceinline__ void finish(float (&sums)[N][ROWS], const float (&others)[N][ROWS]) const {
+        // One branch for all of them, so that their computations overlap.
+        const u32 SILU = 1;
+        bool is_silu = GATED && p.act == SILU;
+        if (is_silu) finish<N, SILU>(sums, others);
+        if (!is_silu) finish<N, ANY_ACTIVATION>(sums, others);
+    }
+
+    // The same where the activation function is known.
+    template <u32 N, u32 ACT>
+    __device__ __forceinline__ void finish(float (&sums)[N][ROWS], const float (&others)[N][ROWS]) const {
+#pragma unroll
+        for (u32 i = 0; i < N; i++) {
+#pragma unroll
+            for (u32 j = 0; j < ROWS; j++) {
+                float y = scales[j].of(sums[i][j]);
+                if (GATED) {
+                    y = gated(ACT == ANY_ACTIVATION ? p.act : ACT, y, up_scales[j].of(others[i][j]));
+                } else if (has_residuals) {
+                    y = others[i][j] + y * p.factor;
+                }
+                sums[i][j] = y;
+            }
+        }
+    }
+
+    // Stores the results of input row `at`.
+    __device__ __forceinline__ void store(u32 at, const float (&y)[ROWS]) const {
+        if (GATED && p.half_out) {
+            if (!ALL_DEVICES && ROWS == 2 && DISTANCE == 1 && exists(1)) {
+                u32 pair = to_input(y[0]) | (u32)to_input(y[1]) << 16;
+                *(u32 *)(p.half_out + half_at(p.half_stride, at, row)) = pair;
+                return;
+            }
+#pragma unroll
+            for (u32 j = 0; j < ROWS; j++) {
+                u16 *to = p.half_out + half_at(p.half_stride, at, row + j * DISTANCE);
+                if (exists(j)) store_result<ALL_DEVICES>(p, to, to_input(y[j]));
+            }
+            return;
+        }
+        float *to = out + (u64)at * stride + row;
+        if (!ALL_DEVICES && ROWS == 4 && is_aligned) {
+            *(float4 *)to = make_float4(y[0], y[1], y[2 % ROWS], y[3 % ROWS]);
+            return;
+        }
+#pragma unroll
+        for (u32 j = 0; j < ROWS; j++) {
+            if (exists(j)) store_result<ALL_DEVICES>(p, to + j * DISTANCE, y[j]);
+        }
+    }
+};
 
 // Stores a result that this thread has stored on this device on the others.
 template <bool GATED> DEVICE void store_again_on_peers(const Matmul &p, u32 i, u32 row, u32 at) {

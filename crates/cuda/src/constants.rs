@@ -193,8 +193,8 @@ pub(crate) const MAX_WIDTH: usize = PANEL_ROWS;
 /// The input rows that a block of `gemm_wgmma` can take.
 pub(crate) const WIDTHS: [Width; 3] = [
     Width { rows: 32, blocks: 2, chunk_time: 0.4 },
-    Width { rows: 64, blocks: 1, chunk_time: 0.32 },
-    Width { rows: MAX_WIDTH, blocks: 1, chunk_time: 0.5 },
+    Width { rows: 64, blocks: 2, chunk_time: 0.46 },
+    Width { rows: MAX_WIDTH, blocks: 1, chunk_time: 0.38 },
 ];
 
 /// A number of input rows for which there is a kernel.
@@ -202,7 +202,7 @@ pub(crate) struct Width {
     pub(crate) rows: usize,
     /// Blocks that share a multiprocessor, if their weights leave enough shared memory.
     pub(crate) blocks: usize,
-    /// Microseconds that a block takes for a chunk of its weights, as measured on an H100.
+    /// Microseconds that each of them takes for a chunk of its weights, as measured on an H200.
     pub(crate) chunk_time: f64,
 }
 /// Widths of norms that matmuls compute: blocks of this width sum in the same order as the norm's

@@ -4,7 +4,7 @@ use bodkin_model::{Attention, Indexer, KvSlot, Plan, Routing};
 
 use crate::constants::{BLOCK_HEADS, CHUNK_COLS, COMBINED_AT_ONCE, COMBINED_PER_THREAD};
 use crate::constants::{
-    GEMM_TILES, GEMV_ROWS, GEMV_WARPS, KV_SPLIT, MIN_SHARED_BYTES, MMA_COLUMNS,
+    GEMM_TILES, GEMV_ROWS, GEMV_WARPS, KV_SPLIT, MAX_WIDTH, MIN_SHARED_BYTES, MMA_COLUMNS,
 };
 use crate::constants::{
     MAX_SPLIT_DIM, MMA_WORKSPACE_BYTES, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_WGMMA_ROWS, TILE_ROWS,
@@ -20,10 +20,11 @@ pub(crate) const ATTENTION_BYTES: usize = 112 << 10;
 /// The most that a block may ask for without an attribute of its kernel.
 const DEFAULT_BYTES: usize = 48 << 10;
 
-/// Of a block of `gemm_wgmma`: three stages with chunks of its input and of its tiles of weights,
-/// and their barriers.
+/// Of a block of `gemm_wgmma`: stages with chunks of its input and of its tiles of weights, and
+/// their barriers.
 pub(crate) fn wgmma_bytes(layout: MmaLayout, width: usize) -> usize {
-    3 * (2 * (128 * width + GEMM_TILES * layout.chunk_bytes()) + 16)
+    let stages = if width == MAX_WIDTH && layout != MmaLayout::F16 { 4 } else { 3 };
+    stages * (2 * (128 * width + GEMM_TILES * layout.chunk_bytes()) + 16)
 }
 
 /// Of a block of prefill attention: queries, and keys and values twice.

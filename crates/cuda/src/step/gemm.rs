@@ -13,9 +13,14 @@ use crate::sizes::{Pairs, slice_sum_bytes};
 
 /// Threads of a block that multiplies with `wgmma`: two consumer warp groups and a producer.
 pub(super) const WGMMA_THREADS: usize = 3 * 128;
-/// Microseconds that a block of it takes besides its chunks, and those of adding up slices.
-const BLOCK_TIME: f64 = 4.0;
-const ADD_TIME: f64 = 3.0;
+/// Microseconds that a block of it takes until its first chunk, and those that it takes for the
+/// results of an input row.
+const BLOCK_TIME: f64 = 2.0;
+const ROW_TIME: f64 = 0.04;
+/// Microseconds for adding up slices, besides reading them.
+const ADD_TIME: f64 = 2.0;
+/// What a block takes for a chunk where it is alone, of its time beside another one.
+const ALONE: f64 = 0.65;
 /// Bytes of the sums of slices that are stored and added in a microsecond; they stay in the cache.
 const SLICE_SUM_SPEED: f64 = 3e6;
 /// Threads of the block that permutes rows by their experts.
@@ -95,11 +100,12 @@ impl Step<'_> {
                 None => ((groups * tile_blocks * splits) as f64 / slots).ceil(),
             };
             let chunks = matmul.chunks.min(matmul.slice_chunks * division.slices as u32);
-            let adding = match splits {
-                1 => 0.0,
-                _ => ADD_TIME + sums(division) as f64 / SLICE_SUM_SPEED,
+            let chunk_time = if resident < blocks { ALONE * chunk_time } else { chunk_time };
+            let (storing, adding) = match splits {
+                1 => (ROW_TIME * rows as f64, 0.0),
+                _ => (0.0, ADD_TIME + sums(division) as f64 / SLICE_SUM_SPEED),
             };
-            waves * (f64::from(chunks) * chunk_time + BLOCK_TIME) + adding
+            waves * (f64::from(chunks) * chunk_time + BLOCK_TIME + storing) + adding
         };
         let of = |width: usize, slices: usize| {
             let rows = WIDTHS[width].rows;
