@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 
 use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -11,6 +12,7 @@ use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use crate::app::SharedApp;
 use crate::error::{ApiError, Result};
+use crate::options::ServerOptions;
 use crate::server::Error;
 
 /// Checks the origins that the server was given.
@@ -41,17 +43,41 @@ pub(crate) fn cors(allowed: &[String]) -> CorsLayer {
     layer.allow_origin(origins.collect::<Vec<_>>())
 }
 
-/// Refuses requests of web pages that are neither the server's own nor of an allowed origin.
+/// Refuses requests of web pages that are neither the server's own nor of an allowed origin. GET
+/// requests of a page that takes itself for the server's own have no `Origin`: where everybody on
+/// this machine is answered, the host that they were sent to decides.
 pub(crate) async fn refuse_others(
     State(app): State<SharedApp>,
     request: Request,
     next: Next,
 ) -> Result<Response> {
-    if !may_call(request.headers(), &app.options.cors_origins) {
+    let (options, host) = (&app.options, host_of(&request));
+    if !may_call(request.headers(), host, &options.cors_origins) {
         let message = "web pages of this origin may not call the server: see --cors-origin";
         return Err(ApiError::forbidden(message));
     }
+    let has_keys = !options.api_keys.is_empty() || options.api_key_file.is_some();
+    let is_private = options.host.is_loopback() && !has_keys;
+    if is_private && !host.is_none_or(|host| is_fixed(host) || is_allowed(host, options)) {
+        let message = "a server of this machine alone answers no requests to another host's name: \
+                       see --cors-origin";
+        return Err(ApiError::forbidden(message));
+    }
     Ok(next.run(request).await)
+}
+
+/// The host that a request was sent to, with its port.
+fn host_of(request: &Request) -> Option<&str> {
+    let header = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or(""));
+    header.or_else(|| request.uri().authority().map(Authority::as_str))
+}
+
+/// Whether pages of a host may call the server.
+fn is_allowed(host: &str, options: &ServerOptions) -> bool {
+    let is_its_origin = |origin: &String| {
+        origin.split_once("://").is_some_and(|(_, name)| name.eq_ignore_ascii_case(host))
+    };
+    options.cors_origins.iter().any(|origin| origin == "*" || is_its_origin(origin))
 }
 
 /// Whether a host's name always leads to the same machine. Who owns another name can let it lead
@@ -67,10 +93,9 @@ fn is_fixed(host: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost") || address.parse::<IpAddr>().is_ok()
 }
 
-fn may_call(headers: &HeaderMap, allowed: &[String]) -> bool {
+fn may_call(headers: &HeaderMap, own: Option<&str>, allowed: &[String]) -> bool {
     let Some(origin) = headers.get(header::ORIGIN) else { return true };
     let Ok(origin) = origin.to_str() else { return false };
-    let own = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let host = origin.split_once("://").map(|(_, host)| host);
     let is_own = host.zip(own).is_some_and(|(host, own)| host.eq_ignore_ascii_case(own));
     let is_own = is_own && own.is_some_and(is_fixed);
@@ -95,11 +120,8 @@ mod tests {
             ("gpu-box", false),
             ("", false),
         ] {
-            let headers = [
-                (header::ORIGIN, format!("http://{host}").parse().unwrap()),
-                (header::HOST, host.parse().unwrap()),
-            ];
-            assert_eq!(may_call(&headers.into_iter().collect(), &[]), is_own, "{host}");
+            let headers = [(header::ORIGIN, format!("http://{host}").parse().unwrap())];
+            assert_eq!(may_call(&headers.into_iter().collect(), Some(host), &[]), is_own, "{host}");
         }
     }
 }

@@ -71,10 +71,10 @@ fn broken_requests_get_one_clear_error() {
         assert!(message.contains(text) && message.len() < 500, "{shown}: {message}");
     }
     let long = "a".repeat(1 << 20);
-    let head = format!("GET /health HTTP/1.1\r\nHost: x\r\nX-Long: {long}\r\n\r\n");
+    let head = format!("GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: {long}\r\n\r\n");
     assert_eq!(server.send(&head, b"").status, 431);
     let many = "X-A: b\r\n".repeat(300);
-    let head = format!("GET /health HTTP/1.1\r\nHost: x\r\n{many}\r\n");
+    let head = format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{many}\r\n");
     assert_eq!(server.send(&head, b"").status, 431);
     assert_eq!(server.send("nonsense\r\n\r\n", b"").status, 400);
     assert_eq!(server.get("/no/such/path").status, 404);
@@ -239,7 +239,7 @@ fn tokens_of_a_key_count_when_its_client_goes_away() {
 fn web_pages_of_named_origins_may_call() {
     let ask = |server: &Server, origin: &str| {
         let head = format!(
-            "OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: {origin}\r\n\
+            "OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\n\
              Access-Control-Request-Method: GET\r\nConnection: close\r\n\r\n"
         );
         server.send(&head, b"").head.to_ascii_lowercase().contains("access-control-allow-origin")
@@ -251,7 +251,6 @@ fn web_pages_of_named_origins_may_call() {
         let headers = format!("Content-Type: text/plain\r\nOrigin: {origin}\r\n");
         server.send(&post_head("/completion", body.len(), &headers), body.as_bytes()).status
     };
-    // The requests of a test have `Host: x`, a name that anybody's page could have.
     assert_eq!(post(&server, "http://one.example"), 200);
     assert_eq!((post(&server, "http://x"), post(&server, "http://two.example")), (403, 403));
     assert_eq!(post(&Server::start(&["--cors-origin", "*"]), "http://two.example"), 200);
@@ -266,13 +265,22 @@ fn web_pages_of_named_origins_may_call() {
         closed.send(&head, b"").status
     };
     assert_eq!((own("127.0.0.1:8080"), own("localhost"), own("evil.example")), (200, 200, 403));
+    // A page under a name that leads here by now reads the server as its own, without `Origin`.
+    let read = |server: &Server, host: &str| {
+        let head = format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        server.send(&head, b"").status
+    };
+    assert_eq!((read(&closed, "localhost:1"), read(&closed, "evil.example")), (200, 403));
+    assert_eq!((read(&server, "one.example"), read(&server, "two.example")), (200, 403));
+    // Where a key is needed, such a page has none.
+    assert_eq!(read(&Server::start(&["--api-key", "secret"]), "gpu-box"), 401);
     // Browsers send a key, and show the time to wait, only if the server says so.
-    let head = "OPTIONS /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: http://one.example\r\n\
+    let head = "OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: http://one.example\r\n\
                 Access-Control-Request-Method: GET\r\n\
                 Access-Control-Request-Headers: authorization\r\nConnection: close\r\n\r\n";
     let head = server.send(head, b"").head.to_ascii_lowercase();
     assert!(head.contains("access-control-allow-headers: authorization"), "{head}");
-    let head = "GET /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: http://one.example\r\n\
+    let head = "GET /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: http://one.example\r\n\
                 Connection: close\r\n\r\n";
     let head = server.send(head, b"").head.to_ascii_lowercase();
     assert!(head.contains("access-control-expose-headers: retry-after,x-request-id"), "{head}");

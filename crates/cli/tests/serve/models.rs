@@ -421,7 +421,7 @@ fn metrics_count_the_experts_of_each_layer() {
     });
     assert!((shares - layers.count() as f64).abs() < 1e-3, "the shares of a layer sum to one");
     assert_eq!(server.metric("bodkin_expert_layer_seconds_count"), 0.0, "no step was timed");
-    let open = "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\
+    let open = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
                 Accept: application/openmetrics-text\r\n\r\n";
     assert!(server.send(open, b"").body.ends_with("# EOF\n"));
     assert!(!text.contains("# EOF"));

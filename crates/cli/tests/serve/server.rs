@@ -116,7 +116,10 @@ impl Server {
     }
 
     pub(crate) fn get(&self, path: &str) -> Response {
-        self.send(&format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"), b"")
+        self.send(
+            &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"),
+            b"",
+        )
     }
 
     pub(crate) fn post(&self, path: &str, body: &Value) -> Response {
@@ -187,7 +190,7 @@ pub(crate) fn failure(args: &[&str]) -> String {
 /// The head of a POST.
 pub(crate) fn post_head(path: &str, bytes: usize, headers: &str) -> String {
     format!(
-        "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {bytes}\r\n\
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {bytes}\r\n\
          {headers}\r\n"
     )
 }
