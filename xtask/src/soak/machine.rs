@@ -68,7 +68,8 @@ impl Machine {
         Ok(copy)
     }
 
-    /// A program that runs `binary` with a clock that [`Machine::turn_clock`] sets back.
+    /// A program that runs `binary` with a clock that [`Machine::turn_clock`] sets back, and with as
+    /// few arenas of the C library as under `deploy/`.
     pub(super) fn with_clock(&self, binary: &Path) -> Result<PathBuf> {
         let (source, library) = (self.path("clock.c"), self.path("clock.so"));
         fs::write(&source, CLOCK_SOURCE)?;
@@ -76,7 +77,10 @@ impl Machine {
         compiler.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).arg("-ldl");
         ensure!(compiler.status().context("cc")?.success(), "cc cannot compile {CLOCK_SOURCE}");
         let (library, file) = (library.display(), self.clock_file());
-        let set = format!("export LD_PRELOAD='{library}' CLOCK_BACK='{}'", file.display());
+        let set = format!(
+            "export MALLOC_ARENA_MAX=2 LD_PRELOAD='{library}' CLOCK_BACK='{}'",
+            file.display()
+        );
         self.script("with-clock", &format!("{set}\nexec '{}' \"$@\"", binary.display()))
     }
 
