@@ -144,10 +144,11 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
     }
 
     // Main loop: the next chunk's weights are read while a chunk's products run. The tensor cores work for
-    // the other consumer group, or for another block, while weights are unpacked.
+    // the other consumer group, or for another block, while weights are unpacked. F16 weights are not
+    // unpacked: products that run read the registers that the next ones would be read to.
     __device__ __forceinline__ void all(const Gemm &m, const ChunkRange &range, SharedMemory<LAYOUT, WIDTH> &shared) {
         const Matmul &p = m.matmul;
-        const u32 BYTES = Packed<LAYOUT>::BYTES;
+        const bool READS_AHEAD = LAYOUT != F16;
         u32 lane = threadIdx.x % 32;
         slice = range.first / p.slice_chunks;
         chunks_left = p.slice_chunks;
@@ -163,15 +164,18 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
 #pragma unroll
             for (u32 i = 0; i < STEP; i++) {
                 bool is_last = first + i + 1 == range.count;
+                auto read_next = [&] {
+                    if (is_last) return;
+                    bool is_new = i + 1 == STEP;
+                    if (is_new) mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
+                    const u8 *stage = shared.weights[is_new ? next.slot : now][warp];
+                    weights.load(stage + (is_new ? 0 : i + 1) * Packed<LAYOUT>::BYTES, lane);
+                };
                 multiply(p, shared, now, i, weights);
-                if (!is_last && i + 1 < STEP) {
-                    weights.load(shared.weights[now][warp] + (i + 1) * BYTES, lane);
-                } else if (!is_last) {
-                    mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
-                    weights.load(shared.weights[next.slot][warp], lane);
-                }
+                if (READS_AHEAD) read_next();
                 wgmma_wait<0>();
                 wgmma_results(sums);
+                if (!READS_AHEAD) read_next();
                 if (lane == 0 && i + 1 == STEP) mbarrier_arrive(shared_address(&shared.empty[now]));
                 end_chunk(m, is_last);
                 if (is_last) break;
