@@ -68,8 +68,8 @@ impl Machine {
         Ok(copy)
     }
 
-    /// A program that runs `binary` with a clock that [`Machine::turn_clock`] sets back, and with as
-    /// few arenas of the C library as under `deploy/`.
+    /// A program that runs `binary` with a clock that [`Machine::turn_clock`] sets back, and two
+    /// arenas of the C library, as under `deploy/`.
     pub(super) fn with_clock(&self, binary: &Path) -> Result<PathBuf> {
         let (source, library) = (self.path("clock.c"), self.path("clock.so"));
         fs::write(&source, CLOCK_SOURCE)?;

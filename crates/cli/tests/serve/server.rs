@@ -190,8 +190,8 @@ pub(crate) fn failure(args: &[&str]) -> String {
 /// The head of a POST.
 pub(crate) fn post_head(path: &str, bytes: usize, headers: &str) -> String {
     format!(
-        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {bytes}\r\n\
-         {headers}\r\n"
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+         Content-Length: {bytes}\r\n{headers}\r\n"
     )
 }
 
