@@ -34,6 +34,9 @@
 // Rows of up to this many elements are normalised by one warp.
 #define SHORT_NORM 256u
 
+// Layer norms of longer ones, up to this many, also, which adds as a block would.
+#define SHORT_LAYER_NORM 1024u
+
 // Threads of a block of matmuls with f32 weights.
 #define GEMV_F32_THREADS 512u
 

@@ -5,6 +5,9 @@
 // that no row of the block sees are zeros, and others add zero where they are invisible, unless their
 // values are NaN.
 //
+// On Hopper only for rows that attend to 64 positions at most: prefill_attention_wgmma.cu gives them the
+// same bits, and is faster for others.
+//
 // Grid: (blocks of query rows, KV heads, blocks that share splits); 128 threads, 16 rows a warp.
 // Shared memory: queries, and two stages of keys and values. Bound by tensor cores and exponentials.
 #include "prefill_attention.cuh"
@@ -301,15 +304,10 @@ template <u32 DIM> DEVICE void prefill_attention(const Attention &a) {
     if (merge_splits<BLOCK>(a, block, first_row, c, softmax)) store_outputs(a, block, first_row, c, softmax);
 }
 
-// Hopper has prefill_attention_wgmma.cu.
-#if __CUDA_ARCH__ < 900
 #define ATTEND(DIM)                                                                                \
     KERNEL __launch_bounds__(BLOCK, 1) prefill_attention_##DIM(const __grid_constant__ Attention a) {     \
         prefill_attention<DIM>(a);                                                                     \
     }
-#else
-#define ATTEND(DIM) KERNEL prefill_attention_##DIM(const __grid_constant__ Attention) {}
-#endif
 ATTEND(64)
 ATTEND(128)
 ATTEND(256)

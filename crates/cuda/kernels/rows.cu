@@ -50,6 +50,39 @@ KERNEL embed_s24_s8(const __grid_constant__ Embed p) { embed<S24_S8>(p); }
 KERNEL embed_s24_s4(const __grid_constant__ Embed p) { embed<S24_S4>(p); }
 KERNEL embed_f32(const __grid_constant__ Embed p) { embed<F32>(p); }
 
+// Weights, biases, gates and stores some elements of a block's row and group: `first`, and others at a
+// distance.
+template <u32 COUNT>
+DEVICE void store_normed(const Norm &p, u32 first, u32 distance, const float (&y)[COUNT], float mean, float scale) {
+    u32 row = blockIdx.x, group = blockIdx.y, start = p.weight_len == p.n ? 0 : group * p.n;
+    float w[COUNT], b[COUNT];
+#pragma unroll
+    for (u32 j = 0; j < COUNT; j++) {
+        u32 i = first + j * distance;
+        bool is_in = i < p.n;
+        w[j] = is_in && p.weight ? p.weight[start + i] : 1.0f;
+        b[j] = is_in && p.bias ? p.bias[start + i] : 0.0f;
+    }
+#pragma unroll
+    for (u32 j = 0; j < COUNT; j++) {
+        u32 i = first + j * distance, at = group * p.n + i;
+        if (i >= p.n) break;
+        float z = (y[j] - mean) * scale * w[j];
+        if (p.bias) z += b[j];
+        if (p.gate) z = gated(p.act, p.gate[(u64)row * p.gate_stride + at], z);
+        if (p.out) p.out[(u64)row * p.out_stride + at] = z;
+        if (p.half_out) p.half_out[half_at(p.half_stride, row, at)] = to_input(z);
+    }
+}
+
+// Clears what is behind a row of a norm's halves.
+DEVICE void clear_padding(const Norm &p) {
+    if (!p.half_out || blockIdx.y + 1 < p.groups) return;
+    for (u32 i = p.groups * p.n + threadIdx.x; i < (p.half_stride & ~SWIZZLED); i += blockDim.x) {
+        p.half_out[half_at(p.half_stride, blockIdx.x, i)] = 0;
+    }
+}
+
 // RMS or layer norm: a block takes a group of a row. Grid: (rows, groups).
 KERNEL norm_rows(const __grid_constant__ Norm p) {
     __shared__ float scratch[32];
@@ -71,33 +104,53 @@ KERNEL norm_rows(const __grid_constant__ Norm p) {
     }
     // COUNT elements at a time, to pay the memory latency once.
     const u32 COUNT = 8;
-    u32 start = p.weight_len == p.n ? 0 : group * p.n;
     for (u32 first = threadIdx.x; first < p.n; first += COUNT * blockDim.x) {
-        float y[COUNT], w[COUNT], b[COUNT];
+        float y[COUNT];
 #pragma unroll
         for (u32 j = 0; j < COUNT; j++) {
             u32 i = first + j * blockDim.x;
-            bool is_in = i < p.n;
-            y[j] = is_in ? x[i] : 0.0f;
-            w[j] = is_in && p.weight ? p.weight[start + i] : 1.0f;
-            b[j] = is_in && p.bias ? p.bias[start + i] : 0.0f;
+            y[j] = i < p.n ? x[i] : 0.0f;
         }
+        store_normed(p, first, blockDim.x, y, mean, scale);
+    }
+    clear_padding(p);
+}
+
+// Layer norm of up to SHORT_LAYER_NORM elements, by a warp, which has no barriers to wait at. It adds as
+// `norm_rows` does with NORM_THREADS threads: a part is the sum of one of those warps. Grid: (rows, groups).
+KERNEL layer_norm_rows(const __grid_constant__ Norm p) {
+    const u32 COUNT = 8, PARTS = PERSISTENT_WARPS;
+    static_assert(SHORT_LAYER_NORM <= 2 * 32 * PARTS, "a thread of a block adds two elements");
+    launch_dependents();
+    grid_dependency_wait();
+    u32 lane = threadIdx.x, group = blockIdx.y;
+    const float *row = p.x + (u64)blockIdx.x * p.stride + group * p.n;
+    float x[SHORT_LAYER_NORM / 32];
 #pragma unroll
-        for (u32 j = 0; j < COUNT; j++) {
-            u32 i = first + j * blockDim.x, at = group * p.n + i;
-            if (i >= p.n) break;
-            float z = (y[j] - mean) * scale * w[j];
-            if (p.bias) z += b[j];
-            if (p.gate) z = gated(p.act, p.gate[(u64)row * p.gate_stride + at], z);
-            if (p.out) p.out[(u64)row * p.out_stride + at] = z;
-            if (p.half_out) p.half_out[half_at(p.half_stride, row, at)] = to_input(z);
-        }
+    for (u32 j = 0; j < SHORT_LAYER_NORM / 32; j++) x[j] = 32 * j + lane < p.n ? row[32 * j + lane] : 0.0f;
+    float sum = 0.0f, square = 0.0f;
+#pragma unroll
+    for (u32 j = 0; j < PARTS; j++) {
+        if (32 * j < p.n) sum += warp_sum(x[j] + x[j + PARTS]);
     }
-    if (p.half_out && group + 1 == p.groups) {
-        for (u32 i = p.groups * p.n + threadIdx.x; i < (p.half_stride & ~SWIZZLED); i += blockDim.x) {
-            p.half_out[half_at(p.half_stride, row, i)] = 0;
-        }
+    float mean = sum / (float)p.n;
+#pragma unroll
+    for (u32 j = 0; j < PARTS; j++) {
+        float a = x[j] - mean, b = x[j + PARTS] - mean;
+        float part = 32 * j + lane < p.n ? fmaf(a, a, 0.0f) : 0.0f;
+        if (32 * (j + PARTS) + lane < p.n) part = fmaf(b, b, part);
+        if (32 * j < p.n) square += warp_sum(part);
     }
+    float scale = rsqrtf(square / (float)p.n + p.eps);
+#pragma unroll
+    for (u32 j = 0; j < SHORT_LAYER_NORM / 32; j += COUNT) {
+        if (32 * j >= p.n) break;
+        float y[COUNT];
+#pragma unroll
+        for (u32 k = 0; k < COUNT; k++) y[k] = x[j + k];
+        store_normed(p, 32 * j + lane, 32, y, mean, scale);
+    }
+    clear_padding(p);
 }
 
 // Converts the parts of a row to matmul inputs. Grid: (rows, parts).

@@ -67,6 +67,8 @@ shared! {
     MAX_PEERS: usize = 7;
     /// Rows of up to this many elements are normalised by one warp.
     SHORT_NORM: usize = 256;
+    /// Layer norms of longer ones, up to this many, also, which adds as a block would.
+    SHORT_LAYER_NORM: usize = 1024;
     /// Threads of a block of matmuls with f32 weights.
     GEMV_F32_THREADS: usize = 512;
     /// Input rows of such a block, at most.

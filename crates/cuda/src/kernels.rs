@@ -9,7 +9,7 @@ use std::thread;
 use bodkin_backend::Result;
 use flate2::read::GzDecoder;
 
-use crate::constants::{MIN_SHARED_BYTES, WIDTHS};
+use crate::constants::{MIN_SHARED_BYTES, PREFILL_ROWS, WIDTHS};
 use crate::driver::{Device, Kernel, Module};
 use crate::kv_layout::KvLayout;
 use crate::packed::{MmaLayout, PackedLayout};
@@ -142,27 +142,36 @@ fn decode_attention(module: &Module) -> Result<DecodeAttention> {
 }
 
 /// Prefill attention of halves and of bytes, of each of [`PREFILL_DIMS`].
-fn prefill_attention(modules: &Modules, is_hopper: bool) -> Result<[Vec<Kernel>; 2]> {
-    let Modules { prefill_attention, prefill_attention_q8, .. } = modules;
-    let Modules { prefill_attention_wgmma, prefill_attention_wgmma_q8, .. } = modules;
-    let mma = |module: &Module| {
-        let name = "prefill_attention";
-        let kernel = |&dims| module.kernel(&format!("{name}_{dims}"), prefill_bytes(dims));
-        PREFILL_DIMS.iter().map(kernel).collect::<Result<Vec<Kernel>>>()
-    };
-    let wgmma = |module: &Module, kv: KvLayout| {
-        let name = "prefill_attention_wgmma";
-        let kernel =
-            |&dims| module.kernel(&format!("{name}_{dims}"), prefill_wgmma_bytes(dims, kv));
-        PREFILL_DIMS.iter().map(kernel).collect::<Result<Vec<Kernel>>>()
-    };
-    Ok(match is_hopper {
-        true => [
-            wgmma(prefill_attention_wgmma, KvLayout::F16)?,
-            wgmma(prefill_attention_wgmma_q8, KvLayout::Q8)?,
-        ],
-        false => [mma(prefill_attention)?, mma(prefill_attention_q8)?],
-    })
+struct PrefillAttention {
+    mma: [Vec<Kernel>; 2],
+    /// On Hopper.
+    wgmma: Option<[Vec<Kernel>; 2]>,
+}
+
+impl PrefillAttention {
+    fn new(modules: &Modules, is_hopper: bool) -> Result<PrefillAttention> {
+        let Modules { prefill_attention, prefill_attention_q8, .. } = modules;
+        let Modules { prefill_attention_wgmma, prefill_attention_wgmma_q8, .. } = modules;
+        let mma = |module: &Module| {
+            let name = "prefill_attention";
+            let kernel = |&dims| module.kernel(&format!("{name}_{dims}"), prefill_bytes(dims));
+            PREFILL_DIMS.iter().map(kernel).collect::<Result<Vec<Kernel>>>()
+        };
+        let wgmma = |module: &Module, kv: KvLayout| {
+            let name = "prefill_attention_wgmma";
+            let kernel =
+                |&dims| module.kernel(&format!("{name}_{dims}"), prefill_wgmma_bytes(dims, kv));
+            PREFILL_DIMS.iter().map(kernel).collect::<Result<Vec<Kernel>>>()
+        };
+        let with_wgmma = || {
+            let halves = wgmma(prefill_attention_wgmma, KvLayout::F16)?;
+            Ok([halves, wgmma(prefill_attention_wgmma_q8, KvLayout::Q8)?])
+        };
+        Ok(PrefillAttention {
+            mma: [mma(prefill_attention)?, mma(prefill_attention_q8)?],
+            wgmma: is_hopper.then(with_wgmma).transpose()?,
+        })
+    }
 }
 
 /// All kernels.
@@ -174,6 +183,8 @@ pub(crate) struct Kernels {
     pub(crate) gemv_f32: [Kernel; 2],
     pub(crate) rope_angles: Kernel,
     pub(crate) norm_rows: Kernel,
+    /// Layer norms of up to [`SHORT_LAYER_NORM`](crate::constants::SHORT_LAYER_NORM) elements.
+    pub(crate) layer_norm_rows: Kernel,
     pub(crate) convert_input: Kernel,
     /// Adds the sums of slices that blocks of `gemm_wgmma` share; plain and gated.
     pub(crate) add_slices: [Kernel; 2],
@@ -209,8 +220,7 @@ pub(crate) struct Kernels {
     attention_q8: Attention,
     /// Decode attention on tensor cores, of halves and of bytes.
     decode_attention: [DecodeAttention; 2],
-    /// Prefill attention, of halves and of bytes, of each of [`PREFILL_DIMS`].
-    prefill_attention: [Vec<Kernel>; 2],
+    prefill_attention: PrefillAttention,
     /// The persistent kernel, of each of [`VARIANTS`], on devices that have it.
     pub(crate) persistent: Option<Vec<Kernel>>,
     is_hopper: bool,
@@ -242,6 +252,7 @@ impl Kernels {
             gemv_f32: [gemv_mma.kernel("gemv_f32_1", 0)?, gemv_mma.kernel("gemv_f32_4", 0)?],
             rope_angles: rows.kernel("rope_angles", 0)?,
             norm_rows: rows.kernel("norm_rows", 0)?,
+            layer_norm_rows: rows.kernel("layer_norm_rows", 0)?,
             convert_input: rows.kernel("convert_input", 0)?,
             add_slices: [
                 modules.gemm_wgmma.kernel("add_slices", 0)?,
@@ -279,7 +290,7 @@ impl Kernels {
                 decode_attention(decode_attention_mma)?,
                 decode_attention(decode_attention_mma_q8)?,
             ],
-            prefill_attention: prefill_attention(&modules, is_hopper)?,
+            prefill_attention: PrefillAttention::new(&modules, is_hopper)?,
             persistent: if is_hopper { Some(persistent()?) } else { None },
             is_hopper,
             _modules: modules,
@@ -311,9 +322,13 @@ impl Kernels {
         &self.decode_attention[usize::from(kv == KvLayout::Q8)]
     }
 
-    /// The prefill attention kernels of such a KV layout.
-    pub(crate) fn prefill_attention(&self, kv: KvLayout) -> &[Kernel] {
-        &self.prefill_attention[usize::from(kv == KvLayout::Q8)]
+    /// The prefill attention kernels of such a KV layout, for rows that attend to `positions` at
+    /// most, and whether they use `wgmma`, whose blocks would be mostly empty in short prompts.
+    /// Of so few positions both kernels give the same bits.
+    pub(crate) fn prefill_attention(&self, kv: KvLayout, positions: usize) -> (&[Kernel], bool) {
+        let PrefillAttention { mma, wgmma } = &self.prefill_attention;
+        let wgmma = wgmma.as_ref().filter(|_| positions > PREFILL_ROWS);
+        (&wgmma.unwrap_or(mma)[usize::from(kv == KvLayout::Q8)], wgmma.is_some())
     }
 
     /// The kernel that reads rows of a table.

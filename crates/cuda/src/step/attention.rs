@@ -80,7 +80,8 @@ impl Step<'_> {
     /// Prefill rows, by kernel `i`.
     fn attend_prefill(&self, i: usize, a: &Attention, parameters: &p::Attention) -> Result<()> {
         let kv = self.sizes.kv_layout;
-        let launch = PrefillLaunch::new(self.kernels.has_wgmma(), PREFILL_DIMS[i], kv);
+        let (kernels, uses_wgmma) = self.kernels.prefill_attention(kv, self.size.prefill_positions);
+        let launch = PrefillLaunch::new(uses_wgmma, PREFILL_DIMS[i], kv);
         let queries = self.size.prefill_tokens * (a.heads / a.kv_heads);
         // Every span may have a block that is not full.
         let row_blocks = (queries + (launch.rows - 1) * self.size.prefill_spans) / launch.rows;
@@ -95,7 +96,7 @@ impl Step<'_> {
         let max_splits = if sharing > 1 { splits } else { 1 };
         let parameters = p::Attention { max_splits: max_splits as u32, ..*parameters };
         let grid = [row_blocks, a.kv_heads, sharing];
-        let (kernel, shared) = (self.kernels.prefill_attention(kv)[i], launch.shared_bytes);
+        let (kernel, shared) = (kernels[i], launch.shared_bytes);
         // SAFETY: the page tables cover what the rows attend to; there is room for the partials,
         // of one split of each row in any case.
         unsafe { self.device.launch(kernel, grid, launch.threads, shared, &parameters) }

@@ -5,7 +5,7 @@ use bodkin_backend::Result;
 use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};
 
 use super::{Step, THREADS};
-use crate::constants::{PERSISTENT_WARPS, SHORT_NORM};
+use crate::constants::{PERSISTENT_WARPS, SHORT_LAYER_NORM, SHORT_NORM};
 use crate::lower::{Content, Function, Gate, Halves, Norm, Rotate, SliceConcat, Value};
 use crate::parameters as p;
 
@@ -65,10 +65,16 @@ impl Step<'_> {
 
     pub(super) fn norm(&self, rows: usize, norm: &Norm) -> Result<()> {
         let parameters = self.norm_parameters(norm);
-        let threads = if parameters.n as usize > SHORT_NORM { NORM_THREADS } else { 32 };
+        let n = parameters.n as usize;
+        let is_short_layer = norm.kind == NormKind::Layer && n <= SHORT_LAYER_NORM;
+        let (kernel, threads) = match n {
+            ..=SHORT_NORM => (self.kernels.norm_rows, 32),
+            _ if is_short_layer => (self.kernels.layer_norm_rows, 32),
+            _ => (self.kernels.norm_rows, NORM_THREADS),
+        };
         let grid = [rows, parameters.groups as usize, 1];
         // SAFETY: values have room for the step's rows.
-        unsafe { self.device.launch(self.kernels.norm_rows, grid, threads, 0, &parameters) }
+        unsafe { self.device.launch(kernel, grid, threads, 0, &parameters) }
     }
 
     /// The parameters of a norm.
