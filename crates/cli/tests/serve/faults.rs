@@ -267,7 +267,7 @@ fn web_pages_of_named_origins_may_call() {
     assert_eq!((own("127.0.0.1:8080"), own("localhost"), own("evil.example")), (200, 200, 403));
     // A page under a name that leads here by now reads the server as its own, without `Origin`.
     let read = |server: &Server, host: &str| {
-        let head = format!("GET /v1/models HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        let head = format!("GET /slots HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
         server.send(&head, b"").status
     };
     assert_eq!((read(&closed, "localhost:1"), read(&closed, "evil.example")), (200, 403));
