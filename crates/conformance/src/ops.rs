@@ -46,8 +46,19 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn norms(cases: &mut Vec<Case>) {
     for kind in [NormKind::Rms, NormKind::Layer] {
-        let shapes =
-            [(1, 7), (1, 33), (1, 64), (1, 80), (1, 300), (1, 840), (3, 16), (5, 24), (2, 80)];
+        let shapes = [
+            (1, 7),
+            (1, 33),
+            (1, 64),
+            (1, 80),
+            (1, 300),
+            (1, 1024),
+            (1, 1025),
+            (2, 300),
+            (3, 16),
+            (5, 24),
+            (2, 80),
+        ];
         for (groups, n, weights) in shapes
             .into_iter()
             .flat_map(|(groups, n)| [(groups, n, n), (groups, n, groups * n)])

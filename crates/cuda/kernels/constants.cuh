@@ -34,7 +34,7 @@
 // Rows of up to this many elements are normalised by one warp.
 #define SHORT_NORM 256u
 
-// Layer norms of longer ones, up to this many, also, which adds as a block would.
+// Likewise, of layer norms.
 #define SHORT_LAYER_NORM 1024u
 
 // Threads of a block of matmuls with f32 weights.
@@ -75,6 +75,9 @@
 
 // Queries of a block of prefill attention.
 #define PREFILL_ROWS 64u
+
+// Positions that it takes at a time.
+#define PREFILL_POSITIONS 64u
 
 // Likewise with `wgmma`.
 #define PREFILL_WGMMA_ROWS 128u

@@ -354,9 +354,11 @@ DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 // ln(1 + exp(x)).
 DEVICE float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }
 
+#define SILU 1u
+
 DEVICE float activate(u32 act, float x) {
     switch (act) {
-    case 1: return x * sigmoid(x);
+    case SILU: return x * sigmoid(x);
     case 2: return sigmoid(x);
     case 3: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
     case 4: return 0.5f * x * (1.0f + tanhf(0.7978846f * (x + 0.044715f * x * x * x)));

@@ -132,7 +132,7 @@ struct RowScale {
 
 // The epilogue of many results of `ROWS` weight rows, each `DISTANCE` behind the last; of a gated matmul, of
 // rows of the gate and of the up projection. What they have in common is read once: for each result that
-// would take most of the time.
+// would take most of the time. The arithmetic is that of `epilogue` and `epilogue_gated`.
 template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilogue {
     const Matmul &p;
     u32 row, rows; // the first one, and those of the matrix
@@ -140,7 +140,7 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
     float *out;
     u32 stride;
     bool has_residuals;
-    bool is_aligned; // the results of an input row are stored at once, and so are its residuals
+    bool is_whole; // all rows exist, and their results and residuals are aligned: one access takes them
 
     __device__ __forceinline__ RowEpilogue(const Matmul &p, u32 i, u32 expert, u32 row) : p(p), row(row) {
         const Matrix &m = p.matrices[i];
@@ -156,9 +156,9 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
         has_residuals = !GATED && p.residual && i == 0;
         out = m.out;
         stride = m.out_stride;
-        u64 places = (u64)out | 4 * (u64)stride;
-        if (has_residuals) places |= (u64)p.residual | 4 * (u64)p.residual_stride;
-        is_aligned = DISTANCE == 1 && row + ROWS <= rows && places % 16 == 0;
+        u64 address_bits = (u64)out | 4 * (u64)stride;
+        if (has_residuals) address_bits |= (u64)p.residual | 4 * (u64)p.residual_stride;
+        is_whole = DISTANCE == 1 && row + ROWS <= rows && address_bits % 16 == 0;
     }
 
     __device__ __forceinline__ bool exists(u32 j) const { return row + j * DISTANCE < rows; }
@@ -166,7 +166,7 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
     // Reads the residuals of result row `at`.
     __device__ __forceinline__ void residual(u32 at, float (&to)[ROWS]) const {
         const float *from = p.residual + (u64)at * p.residual_stride + row;
-        if (ROWS == 4 && is_aligned && has_residuals) {
+        if (ROWS == 4 && is_whole && has_residuals) {
             float4 x = *(const float4 *)from;
             to[0] = x.x, to[1 % ROWS] = x.y, to[2 % ROWS] = x.z, to[3 % ROWS] = x.w;
             return;
@@ -179,10 +179,11 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
     template <u32 N>
     __device__ __forceinline__ void finish(float (&sums)[N][ROWS], const float (&others)[N][ROWS]) const {
         // One branch for all of them, so that their computations overlap.
-        const u32 SILU = 1;
-        bool is_silu = GATED && p.act == SILU;
-        if (is_silu) finish<N, SILU>(sums, others);
-        if (!is_silu) finish<N, ANY_ACTIVATION>(sums, others);
+        if (GATED && p.act == SILU) {
+            finish<N, SILU>(sums, others);
+        } else {
+            finish<N, ANY_ACTIVATION>(sums, others);
+        }
     }
 
     // The same where the activation function is known.
@@ -207,6 +208,7 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
     __device__ __forceinline__ void store(u32 at, const float (&y)[ROWS]) const {
         if (GATED && p.half_out) {
             if (!ALL_DEVICES && ROWS == 2 && DISTANCE == 1 && exists(1)) {
+                // Rows are even, and so are strides.
                 u32 pair = to_input(y[0]) | (u32)to_input(y[1]) << 16;
                 *(u32 *)(p.half_out + half_at(p.half_stride, at, row)) = pair;
                 return;
@@ -219,7 +221,7 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
             return;
         }
         float *to = out + (u64)at * stride + row;
-        if (!ALL_DEVICES && ROWS == 4 && is_aligned) {
+        if (!ALL_DEVICES && ROWS == 4 && is_whole) {
             *(float4 *)to = make_float4(y[0], y[1], y[2 % ROWS], y[3 % ROWS]);
             return;
         }

@@ -5,14 +5,14 @@
 // that no row of the block sees are zeros, and others add zero where they are invisible, unless their
 // values are NaN.
 //
-// On Hopper only for rows that attend to 64 positions at most: prefill_attention_wgmma.cu gives them the
+// On Hopper only for rows that attend to PREFILL_POSITIONS at most: prefill_attention_wgmma.cu gives them the
 // same bits, and is faster for others.
 //
 // Grid: (blocks of query rows, KV heads, blocks that share splits); 128 threads, 16 rows a warp.
 // Shared memory: queries, and two stages of keys and values. Bound by tensor cores and exponentials.
 #include "prefill_attention.cuh"
 
-#define POSITIONS 64u
+#define POSITIONS PREFILL_POSITIONS
 #define BLOCK 128u
 
 DEVICE uint4 ldmatrix_x4_trans(u32 at) {

@@ -116,34 +116,29 @@ KERNEL norm_rows(const __grid_constant__ Norm p) {
     clear_padding(p);
 }
 
-// Layer norm of up to SHORT_LAYER_NORM elements, by a warp, which has no barriers to wait at. It adds as
-// `norm_rows` does with NORM_THREADS threads: a part is the sum of one of those warps. Grid: (rows, groups).
+// Layer norm of more than SHORT_NORM and up to SHORT_LAYER_NORM elements, by a warp, which holds the row in
+// registers. Grid: (rows, groups).
 KERNEL layer_norm_rows(const __grid_constant__ Norm p) {
-    const u32 COUNT = 8, PARTS = PERSISTENT_WARPS;
-    static_assert(SHORT_LAYER_NORM <= 2 * 32 * PARTS, "a thread of a block adds two elements");
+    const u32 COUNT = 8, LANE_COUNT = SHORT_LAYER_NORM / 32;
+    static_assert(LANE_COUNT % COUNT == 0, "whole batches");
     launch_dependents();
     grid_dependency_wait();
     u32 lane = threadIdx.x, group = blockIdx.y;
     const float *row = p.x + (u64)blockIdx.x * p.stride + group * p.n;
-    float x[SHORT_LAYER_NORM / 32];
+    float x[LANE_COUNT], sum = 0.0f, square = 0.0f;
 #pragma unroll
-    for (u32 j = 0; j < SHORT_LAYER_NORM / 32; j++) x[j] = 32 * j + lane < p.n ? row[32 * j + lane] : 0.0f;
-    float sum = 0.0f, square = 0.0f;
+    for (u32 j = 0; j < LANE_COUNT; j++) x[j] = 32 * j + lane < p.n ? row[32 * j + lane] : 0.0f;
 #pragma unroll
-    for (u32 j = 0; j < PARTS; j++) {
-        if (32 * j < p.n) sum += warp_sum(x[j] + x[j + PARTS]);
+    for (u32 j = 0; j < LANE_COUNT; j++) sum += x[j];
+    float mean = warp_sum(sum) / (float)p.n;
+#pragma unroll
+    for (u32 j = 0; j < LANE_COUNT; j++) {
+        if (32 * j + lane < p.n) square = fmaf(x[j] - mean, x[j] - mean, square);
     }
-    float mean = sum / (float)p.n;
-#pragma unroll
-    for (u32 j = 0; j < PARTS; j++) {
-        float a = x[j] - mean, b = x[j + PARTS] - mean;
-        float part = 32 * j + lane < p.n ? fmaf(a, a, 0.0f) : 0.0f;
-        if (32 * (j + PARTS) + lane < p.n) part = fmaf(b, b, part);
-        if (32 * j < p.n) square += warp_sum(part);
-    }
+    square = warp_sum(square);
     float scale = rsqrtf(square / (float)p.n + p.eps);
 #pragma unroll
-    for (u32 j = 0; j < SHORT_LAYER_NORM / 32; j += COUNT) {
+    for (u32 j = 0; j < LANE_COUNT; j += COUNT) {
         if (32 * j >= p.n) break;
         float y[COUNT];
 #pragma unroll

@@ -9,7 +9,7 @@ use std::thread;
 use bodkin_backend::Result;
 use flate2::read::GzDecoder;
 
-use crate::constants::{MIN_SHARED_BYTES, PREFILL_ROWS, WIDTHS};
+use crate::constants::{MIN_SHARED_BYTES, PREFILL_POSITIONS, WIDTHS};
 use crate::driver::{Device, Kernel, Module};
 use crate::kv_layout::KvLayout;
 use crate::packed::{MmaLayout, PackedLayout};
@@ -183,7 +183,8 @@ pub(crate) struct Kernels {
     pub(crate) gemv_f32: [Kernel; 2],
     pub(crate) rope_angles: Kernel,
     pub(crate) norm_rows: Kernel,
-    /// Layer norms of up to [`SHORT_LAYER_NORM`](crate::constants::SHORT_LAYER_NORM) elements.
+    /// Layer norms of more than [`SHORT_NORM`](crate::constants::SHORT_NORM) and up to
+    /// [`SHORT_LAYER_NORM`](crate::constants::SHORT_LAYER_NORM) elements.
     pub(crate) layer_norm_rows: Kernel,
     pub(crate) convert_input: Kernel,
     /// Adds the sums of slices that blocks of `gemm_wgmma` share; plain and gated.
@@ -327,7 +328,7 @@ impl Kernels {
     /// Of so few positions both kernels give the same bits.
     pub(crate) fn prefill_attention(&self, kv: KvLayout, positions: usize) -> (&[Kernel], bool) {
         let PrefillAttention { mma, wgmma } = &self.prefill_attention;
-        let wgmma = wgmma.as_ref().filter(|_| positions > PREFILL_ROWS);
+        let wgmma = wgmma.as_ref().filter(|_| positions > PREFILL_POSITIONS);
         (&wgmma.unwrap_or(mma)[usize::from(kv == KvLayout::Q8)], wgmma.is_some())
     }
 

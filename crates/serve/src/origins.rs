@@ -4,7 +4,6 @@
 use std::net::IpAddr;
 
 use axum::extract::{Request, State};
-use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
@@ -12,7 +11,6 @@ use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use crate::app::SharedApp;
 use crate::error::{ApiError, Result};
-use crate::options::ServerOptions;
 use crate::server::Error;
 
 /// Checks the origins that the server was given.
@@ -51,33 +49,28 @@ pub(crate) async fn refuse_others(
     request: Request,
     next: Next,
 ) -> Result<Response> {
-    let (options, host) = (&app.options, host_of(&request));
-    if !may_call(request.headers(), host, &options.cors_origins) {
+    let headers = request.headers();
+    let host = headers.get(header::HOST).map(|host| host.to_str().unwrap_or(""));
+    let allowed = &app.options.cors_origins;
+    if !may_call(headers, host, allowed) {
         let message = "web pages of this origin may not call the server: see --cors-origin";
         return Err(ApiError::forbidden(message));
     }
-    let has_keys = !options.api_keys.is_empty() || options.api_key_file.is_some();
-    let is_private = options.host.is_loopback() && !has_keys;
-    if is_private && !host.is_none_or(|host| is_fixed(host) || is_allowed(host, options)) {
-        let message = "a server of this machine alone answers no requests to another host's name: \
-                       see --cors-origin";
+    let is_private = app.options.host.to_canonical().is_loopback() && app.keys.is_open();
+    if is_private && !host.is_none_or(|host| is_fixed(host) || is_allowed(host, allowed)) {
+        let message = "without API keys this server answers only requests to localhost or an IP \
+                       address: --cors-origin http://HOST:PORT allows another name";
         return Err(ApiError::forbidden(message));
     }
     Ok(next.run(request).await)
 }
 
-/// The host that a request was sent to, with its port.
-fn host_of(request: &Request) -> Option<&str> {
-    let header = request.headers().get(header::HOST).map(|host| host.to_str().unwrap_or(""));
-    header.or_else(|| request.uri().authority().map(Authority::as_str))
-}
-
-/// Whether pages of a host may call the server.
-fn is_allowed(host: &str, options: &ServerOptions) -> bool {
+/// Whether pages of a host, with its port, may call the server.
+fn is_allowed(host: &str, allowed: &[String]) -> bool {
     let is_its_origin = |origin: &String| {
         origin.split_once("://").is_some_and(|(_, name)| name.eq_ignore_ascii_case(host))
     };
-    options.cors_origins.iter().any(|origin| origin == "*" || is_its_origin(origin))
+    allowed.iter().any(|origin| origin == "*" || is_its_origin(origin))
 }
 
 /// Whether a host's name always leads to the same machine. Who owns another name can let it lead
@@ -105,6 +98,20 @@ fn may_call(headers: &HeaderMap, own: Option<&str>, allowed: &[String]) -> bool 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_is_allowed_with_its_port_by_an_origin_of_it() {
+        let allowed = ["http://One.example:8080".to_owned()];
+        for (host, is) in [
+            ("one.EXAMPLE:8080", true),
+            ("one.example", false),
+            ("one.example:80", false),
+            ("", false),
+        ] {
+            assert_eq!(is_allowed(host, &allowed), is, "{host}");
+        }
+        assert!(is_allowed("any", &["*".to_owned()]) && !is_allowed("any", &[]));
+    }
 
     #[test]
     fn a_page_is_the_servers_own_only_where_nobody_else_has_the_name() {

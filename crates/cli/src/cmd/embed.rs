@@ -155,7 +155,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let output = open(&args, target, encoder.width(), &stop)?;
     let ended = Arc::clone(&stop);
     let _catch = interrupt::catch(move || ended.store(true, Relaxed));
-    let mut run = Run { encoder, name, output, stop, texts: 0, truncated: 0 };
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.machine.threads.unwrap_or(cores).clamp(1, TOKENIZING_THREADS);
+    let mut run = Run { encoder, name, output, stop, threads, texts: 0, truncated: 0 };
     run.check_present()?;
     let result = match args.tokens.is_empty() {
         true => run.all(rows),
@@ -234,6 +236,8 @@ struct Run {
     output: Box<dyn Output>,
     /// Set by Ctrl-C.
     stop: Arc<AtomicBool>,
+    /// Threads that tokenize.
+    threads: usize,
     /// Texts that were embedded, and those of them that were cut.
     texts: usize,
     truncated: usize,
@@ -295,7 +299,11 @@ impl Run {
         let (mut window, mut bytes) = (Window::default(), 0);
         while window.rows.len() < WINDOW_ROWS && bytes < WINDOW_BYTES && !self.stop.load(Relaxed) {
             let Some(row) = rows.next() else { break };
-            let row = row?;
+            let row = match row {
+                Ok(row) => row,
+                // The texts before it may have an error, which comes first.
+                Err(error) => return self.tokenize_all(&window.rows).and(Err(error)),
+            };
             if !self.output.has(*number, &row)? {
                 bytes += row.bytes();
                 window.rows.push((*number, row));
@@ -314,8 +322,7 @@ impl Run {
     /// The tokens of the texts of a window, by several threads: a GPU embeds faster than one
     /// tokenizes.
     fn tokenize_all(&self, rows: &[(u64, Row)]) -> Result<Vec<Vec<u32>>> {
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let of_thread = rows.len().div_ceil(cores.min(TOKENIZING_THREADS)).max(TOKENIZED_ROWS);
+        let of_thread = rows.len().div_ceil(self.threads).max(TOKENIZED_ROWS);
         let (encoder, name) = (&self.encoder, &self.name);
         let tokenize = |rows: &[(u64, Row)]| -> Result<Vec<_>> {
             rows.iter().map(|(number, row)| tokenize(encoder, name, *number, &row.text)).collect()

@@ -75,7 +75,7 @@ pub(crate) struct Args {
     /// File of API keys, one a line: KEY [requests=N] [tokens=N], limits a minute
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
-    /// Origin of web pages that may call the server, * for all; may be given several times
+    /// Origin of web pages that may call the server, and its host's name; * for all
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
     /// Certificate chain in PEM: HTTPS instead of HTTP

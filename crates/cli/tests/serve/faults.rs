@@ -272,6 +272,12 @@ fn web_pages_of_named_origins_may_call() {
     };
     assert_eq!((read(&closed, "localhost:1"), read(&closed, "evil.example")), (200, 403));
     assert_eq!((read(&server, "one.example"), read(&server, "two.example")), (200, 403));
+    assert_eq!(
+        (read(&closed, "caf\u{e9}"), read(&Server::start(&["--host", "0.0.0.0"]), "x")),
+        (403, 200)
+    );
+    let without_host = closed.send("GET /health HTTP/1.0\r\n\r\n", b"");
+    assert_eq!(without_host.status, 200, "as HAProxy checks health");
     // Where a key is needed, such a page has none.
     assert_eq!(read(&Server::start(&["--api-key", "secret"]), "gpu-box"), 401);
     // Browsers send a key, and show the time to wait, only if the server says so.

@@ -19,7 +19,8 @@ const BLOCK_TIME: f64 = 2.0;
 const ROW_TIME: f64 = 0.04;
 /// Microseconds for adding up slices, besides reading them.
 const ADD_TIME: f64 = 2.0;
-/// What a block takes for a chunk where it is alone, of its time beside another one.
+/// What a block takes for a chunk where there is no room for another, of its time beside one. A few
+/// blocks also come in pairs: they start while those of the kernel before end.
 const ALONE: f64 = 0.65;
 /// Bytes of the sums of slices that are stored and added in a microsecond; they stay in the cache.
 const SLICE_SUM_SPEED: f64 = 3e6;
