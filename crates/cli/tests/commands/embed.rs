@@ -102,9 +102,9 @@ fn a_text_that_is_too_long_is_cut_only_if_asked() {
     let needle = format!("text 2 has {tokens} tokens, the model takes 256; --truncate cuts");
     assert!(error.contains("bert.gguf") && error.contains(&needle), "{error}");
     // The first error is told, whichever thread finds one, also before a line that cannot be read.
-    let lines = [&"hello\n".repeat(99), &long, "\n", &"hello\n".repeat(99), &long].concat();
-    let lines = [lines.as_bytes(), b"\n\xff\n"].concat();
-    std::fs::write(place.path("lines.txt"), lines).unwrap();
+    let texts = [&"hello\n".repeat(99), &long, "\n", &"hello\n".repeat(99), &long].concat();
+    let bytes = [texts.as_bytes(), b"\n\xff\n"].concat();
+    std::fs::write(place.path("lines.txt"), bytes).unwrap();
     let error = failure(&place.run(&["embed", &bert, "-f", "lines.txt"]));
     assert!(error.contains(&format!("text 100 has {tokens} tokens")), "{error}");
     let error = failure(&place.run(&["embed", &bert, "--tokens", "2,5,3", "--ctx-size", "2"]));
