@@ -101,7 +101,7 @@ fn a_text_that_is_too_long_is_cut_only_if_asked() {
     let error = failure(&place.run(&["embed", &bert, "hello", &long]));
     let needle = format!("text 2 has {tokens} tokens, the model takes 256; --truncate cuts");
     assert!(error.contains("bert.gguf") && error.contains(&needle), "{error}");
-    // The first error is told, whichever thread finds one, also before a line that cannot be read.
+    // It is the first error, whichever thread finds one, also before a line that cannot be read.
     let texts = [&"hello\n".repeat(99), &long, "\n", &"hello\n".repeat(99), &long].concat();
     let bytes = [texts.as_bytes(), b"\n\xff\n"].concat();
     std::fs::write(place.path("lines.txt"), bytes).unwrap();
