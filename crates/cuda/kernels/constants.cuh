@@ -34,7 +34,7 @@
 // Rows of up to this many elements are normalised by one warp.
 #define SHORT_NORM 256u
 
-// Likewise, of layer norms.
+// The same for layer norms: longer rows take a block.
 #define SHORT_LAYER_NORM 1024u
 
 // Threads of a block of matmuls with f32 weights.
@@ -76,7 +76,7 @@
 // Queries of a block of prefill attention.
 #define PREFILL_ROWS 64u
 
-// Positions that it takes at a time.
+// Positions that a block of prefill attention without `wgmma` takes at a time.
 #define PREFILL_POSITIONS 64u
 
 // Likewise with `wgmma`.

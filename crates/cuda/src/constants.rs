@@ -67,7 +67,7 @@ shared! {
     MAX_PEERS: usize = 7;
     /// Rows of up to this many elements are normalised by one warp.
     SHORT_NORM: usize = 256;
-    /// Likewise, of layer norms.
+    /// The same for layer norms: longer rows take a block.
     SHORT_LAYER_NORM: usize = 1024;
     /// Threads of a block of matmuls with f32 weights.
     GEMV_F32_THREADS: usize = 512;
@@ -95,7 +95,7 @@ shared! {
     COMBINED_PER_THREAD: usize = 16;
     /// Queries of a block of prefill attention.
     PREFILL_ROWS: usize = 64;
-    /// Positions that it takes at a time.
+    /// Positions that a block of prefill attention without `wgmma` takes at a time.
     PREFILL_POSITIONS: usize = 64;
     /// Likewise with `wgmma`.
     PREFILL_WGMMA_ROWS: usize = 128;
