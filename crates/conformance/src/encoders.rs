@@ -45,12 +45,9 @@ pub(super) fn cases() -> Vec<Case> {
             }
         }
     }
-    for kind in [PoolKind::Mean, PoolKind::First, PoolKind::Last] {
+    for kind in [PoolKind::Mean, PoolKind::First, PoolKind::Last, PoolKind::Sum] {
         for (width, tokens) in [(1, 5), (33, 1), (64, 19), (80, 75)] {
-            let (mut maker, input) = Maker::start(format!("pool {kind:?} {width}"), width);
-            let input = maker.linear(input, Format::F32, width);
-            maker.push(Op::Pool { input, kind }, width);
-            cases.push(maker.finish(FLOAT, tokens));
+            cases.push(pool(kind, width, tokens, 0));
         }
         cases.push(encoder(kind, Format::F32, false, HALF_STATE));
         cases.push(encoder(kind, Format::Q8_0, false, 5.0 * INTEGER));
@@ -58,7 +55,17 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(encoder(kind, Format::F32, true, HALF_STATE));
         cases.push(encoder(kind, Format::Q8_0, true, 5.0 * INTEGER));
     }
+    // Behind a prefix.
+    cases.push(pool(PoolKind::Sum, 80, 75, 1000));
     cases
+}
+
+fn pool(kind: PoolKind, width: usize, tokens: usize, position: usize) -> Case {
+    let name = format!("pool {kind:?} {width} from {position}");
+    let (mut maker, input) = Maker::start(name, width);
+    let input = maker.linear(input, Format::F32, width);
+    maker.push(Op::Pool { input, kind }, width);
+    Case { position, ..maker.finish(FLOAT, tokens) }
 }
 
 fn both_ways(heads: usize, kv_heads: usize, dim: usize) -> Attention {

@@ -71,7 +71,7 @@ pub(super) fn run_prompt(model: &mut dyn Model, case: &Case, feeding: Feeding) -
     let (mut ours, mut other) = (pages.start(case.position), pages.start(case.position));
     ours.is_prefill = feeding.is_prefill();
     let wanted = feeding.rows(case.tokens.len());
-    let step = match case.plan.needs_whole_sequences() {
+    let step = match case.plan.needs_whole_sequences() || case.plan.gives_sums() {
         true => case.tokens.len(),
         false => feeding.step(case.tokens.len()),
     };

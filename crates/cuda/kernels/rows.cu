@@ -201,16 +201,19 @@ KERNEL pool(const __grid_constant__ Pool p) {
     launch_dependents();
     grid_dependency_wait();
     StepMetadata metadata = {p.metadata};
-    u32 span = metadata.span(metadata.output(blockIdx.x));
+    u32 output = metadata.output(blockIdx.x), span = metadata.span(output);
     u32 first = metadata.first(span), len = metadata.len(span);
+    bool is_sum = p.kind == 3 && metadata.position(first) == 0;
+    u32 added = is_sum ? output - first + 1 : len;
     for (u32 i = threadIdx.x; i < p.width; i += blockDim.x) {
         const float *x = p.x + (u64)first * p.stride + i;
         float y = 0.0f;
-        if (p.kind == 0) {
-            for (u32 row = 0; row < len; row++) y += x[(u64)row * p.stride];
-            y /= (float)len;
+        if (p.kind == 0 || is_sum) {
+            for (u32 row = 0; row < added; row++) y += x[(u64)row * p.stride];
+            if (!is_sum) y /= (float)len;
         } else {
-            y = x[(u64)(p.kind == 1 ? 0 : len - 1) * p.stride];
+            u32 row = p.kind == 1 ? 0 : p.kind == 2 ? len - 1 : output - first;
+            y = x[(u64)row * p.stride];
         }
         p.out[(u64)blockIdx.x * p.out_stride + i] = y;
     }

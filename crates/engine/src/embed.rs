@@ -1,7 +1,6 @@
 //! Embeddings of whole texts, and the steps that several texts share. An encoder looks at a text
-//! from both ends, and most pooling reads all its rows, so a text runs in one step. Where only the
-//! last row is read and attention is causal, a text can go on behind a prefix that an earlier step
-//! has computed, as a prompt does.
+//! from both ends, so a text runs in one step. Where attention is causal, a text can go on behind a
+//! prefix that an earlier step has computed, as a prompt does, and a mean behind the prefix's sum.
 
 use std::ops::ControlFlow;
 
@@ -10,7 +9,8 @@ use bodkin_model::Plan;
 
 use crate::error::{Error, Result};
 use crate::nonfinite;
-use crate::pages::{Copies, Pages, Sequence};
+use crate::pages::{Pages, Sequence};
+use crate::prefix_sums::PrefixSums;
 use crate::worker::copy;
 
 /// The most tokens of a text. Fails if the plan makes no embeddings.
@@ -101,9 +101,11 @@ pub(crate) struct TextBatch<K> {
     pages: Pages,
     /// Whether a text can go on behind a prefix of an earlier step.
     reuses_prefixes: bool,
+    /// Where the model gives sums of hidden states.
+    sums: Option<PrefixSums>,
     texts: Vec<(K, Text)>,
     batch: Batch,
-    /// Asks for the embedding of every text.
+    /// Asks for every output row.
     rows: Vec<RowOutput<'static>>,
 }
 
@@ -113,6 +115,10 @@ struct Text {
     sequence: Sequence,
     /// The tokens whose state is kept for later texts.
     kept: usize,
+    /// How many of its tokens end at each of its output rows.
+    outputs: Vec<usize>,
+    /// The sum of the hidden states that are reused, `[width]`.
+    sum: Option<Vec<f32>>,
 }
 
 impl<K> TextBatch<K> {
@@ -121,6 +127,7 @@ impl<K> TextBatch<K> {
         TextBatch {
             pages: Pages::of(model),
             reuses_prefixes: !plan.needs_whole_sequences() && plan.states.is_empty(),
+            sums: plan.gives_sums().then(PrefixSums::default),
             texts: Vec::new(),
             batch: Batch::default(),
             rows: vec![RowOutput::Logits; model.limits().outputs],
@@ -135,7 +142,17 @@ impl<K> TextBatch<K> {
 
     /// The tokens of a text that need not be computed.
     pub(crate) fn cached_tokens(&self, text: &[u32]) -> usize {
-        if self.reuses_prefixes { self.pages.cached_tokens(text, text.len()) } else { 0 }
+        if !self.reuses_prefixes {
+            return 0;
+        }
+        let most = self.pages.cached_tokens(text, text.len());
+        let Some(sums) = &self.sums else { return most };
+        // A page may be too little to be copied.
+        let is_cached =
+            |&len: &usize| self.pages.cached_tokens(&text[..len + 1], text.len()) == len;
+        let known = sums.lengths(text).into_iter().filter(|&len| len <= most);
+        let fits = |&len: &usize| text.len() - len <= self.rows.len();
+        known.filter(fits).find(is_cached).unwrap_or(0)
     }
 
     /// The most tokens of a text for which there is room in an empty step.
@@ -162,29 +179,72 @@ impl<K> TextBatch<K> {
         kept: usize,
         model: &mut dyn Model,
     ) -> Result<bool> {
-        let limits = model.limits();
-        let room = limits.tokens - self.batch.tokens.len();
-        let has_room = text.len() - self.cached_tokens(text) <= room;
-        if !has_room || self.batch.outputs.len() == limits.outputs {
+        let cached = self.cached_tokens(text);
+        if text.len() - cached > self.room(model) {
             return Ok(false);
         }
-        let (mut sequence, copies) = match self.reuses_prefixes {
-            true => self.pages.start(text, text.len()),
-            false => (self.pages.unshared(), Copies::new()),
-        };
-        copy(model, &copies)?;
-        let rest = &text[sequence.tokens.len()..];
-        // Less than what is stored is reused where memory for a copy is short.
-        if rest.len() > room || !self.pages.reserve(&mut sequence, rest.len()) {
+        let mut sequence = self.start(text, cached, model)?;
+        let reused = sequence.tokens.len();
+        let rest = &text[reused..];
+        let kept = if self.reuses_prefixes { kept } else { 0 };
+        let outputs = self.outputs(reused, kept, text.len());
+        // Where memory for a copy is short, a text waits for the next step; in the first place of a
+        // step, less than what is stored is reused.
+        let waits = reused < cached && !self.texts.is_empty();
+        let has_room = rest.len() <= self.room(model)
+            && self.batch.outputs.len() + outputs.len() <= self.rows.len();
+        if waits || !has_room || !self.pages.reserve(&mut sequence, rest.len()) {
             self.pages.discard(sequence);
             return Ok(false);
         }
-        // Any row of a span is the whole text's.
+        let first = self.batch.tokens.len();
         self.batch.push(sequence.span(rest.len(), true), rest);
-        self.batch.output_last();
-        let kept = if self.reuses_prefixes { kept } else { 0 };
-        self.texts.push((key, Text { sequence, kept }));
+        self.batch.outputs.extend(outputs.iter().map(|len| (first + len - 1 - reused) as u32));
+        let sums = self.sums.as_mut().filter(|_| reused > 0);
+        let sum =
+            sums.map(|sums| sums.get(&sequence.tokens).expect("as of what is cached").to_vec());
+        self.texts.push((key, Text { sequence, kept, outputs, sum }));
         Ok(true)
+    }
+
+    /// The tokens for which the step still has room.
+    fn room(&self, model: &dyn Model) -> usize {
+        model.limits().tokens - self.batch.tokens.len()
+    }
+
+    /// How many of the `len` tokens of a text end at each of its output rows: all of them at the
+    /// last one. Behind a stored prefix, each row is one, as its sum goes on.
+    fn outputs(&self, reused: usize, kept: usize, len: usize) -> Vec<usize> {
+        match self.sums {
+            Some(_) if reused > 0 => (reused + 1..=len).collect(),
+            Some(_) => {
+                let mut outputs = stored_sums(kept).to_vec();
+                outputs.retain(|&at| 0 < at && at < len);
+                outputs.push(len);
+                outputs.dedup();
+                // Sums are stored where there is room.
+                outputs.drain(..outputs.len().saturating_sub(self.rows.len()));
+                outputs
+            }
+            None => vec![len],
+        }
+    }
+
+    /// A sequence for a text, with the `cached` tokens that are stored of its start, or fewer where
+    /// memory for a copy is short.
+    fn start(&mut self, text: &[u32], cached: usize, model: &mut dyn Model) -> Result<Sequence> {
+        if !self.reuses_prefixes {
+            return Ok(self.pages.unshared());
+        }
+        // Behind tokens without a sum no text can go on.
+        let known = if self.sums.is_some() { &text[..cached + 1] } else { text };
+        let (sequence, copies) = self.pages.start(known, text.len());
+        copy(model, &copies)?;
+        if self.sums.is_none() || sequence.tokens.len() == cached {
+            return Ok(sequence);
+        }
+        self.pages.discard(sequence);
+        Ok(self.pages.start(&text[..1], text.len()).0)
     }
 
     /// Runs the step, passes its embeddings on, or why a text has none, and empties it.
@@ -200,12 +260,19 @@ impl<K> TextBatch<K> {
         }
         let step = Step { batch: &self.batch, rows, steps: 1, observer: None };
         let (texts, pages, batch) = (&mut self.texts, &mut self.pages, &self.batch);
+        let sums = &mut self.sums;
         let (mut broken, mut start) = (Vec::new(), 0);
         model.step(step, &mut |output| {
-            let rows = output.logits.chunks_exact_mut(width).zip(&batch.spans);
-            for ((key, text), (row, span)) in texts.drain(..).zip(rows) {
+            let mut rest = output.logits;
+            for ((key, mut text), span) in texts.drain(..).zip(&batch.spans) {
                 let tokens = &batch.tokens[start..start + span.len];
                 start += span.len;
+                let rows = rest.split_off_mut(..text.outputs.len() * width);
+                let rows = rows.expect("a row for each output");
+                let row = match sums {
+                    Some(sums) => text.mean(rows, width, tokens, sums),
+                    None => rows,
+                };
                 if row.iter().all(|x| x.is_finite()) {
                     text.release(pages, tokens);
                     each(key, Ok(row));
@@ -226,9 +293,38 @@ impl<K> TextBatch<K> {
 }
 
 impl Text {
+    /// The mean of the hidden states, in the place of the last of `rows`: sums of the text's start,
+    /// or, behind a stored prefix, the hidden states of `tokens`, which are added to its sum one by
+    /// one, as the model adds them.
+    fn mean<'a>(
+        &mut self,
+        rows: &'a mut [f32],
+        width: usize,
+        tokens: &[u32],
+        sums: &mut PrefixSums,
+    ) -> &'a mut [f32] {
+        if let Some(sum) = &mut self.sum {
+            for row in rows.chunks_exact_mut(width) {
+                sum.iter_mut().zip(&*row).for_each(|(sum, x)| *sum += x);
+                row.copy_from_slice(sum);
+            }
+        }
+        let reused = &self.sequence.tokens;
+        for (row, &len) in rows.chunks_exact(width).zip(&self.outputs) {
+            if stored_sums(self.kept).contains(&len) {
+                let prefix = reused.iter().chain(tokens).take(len).copied().collect();
+                sums.insert(prefix, row.to_vec());
+            }
+        }
+        let (_, mean) = rows.split_at_mut(rows.len() - width);
+        let len = (reused.len() + tokens.len()) as f32;
+        mean.iter_mut().for_each(|x| *x /= len);
+        mean
+    }
+
     /// Gives its pages back, but for those of a prefix that is kept. `tokens` were computed.
     fn release(self, pages: &mut Pages, tokens: &[u32]) {
-        let Text { mut sequence, kept } = self;
+        let Text { mut sequence, kept, .. } = self;
         match kept.checked_sub(sequence.tokens.len()) {
             None | Some(0) => pages.discard(sequence),
             Some(new) => {
@@ -237,6 +333,12 @@ impl Text {
             }
         }
     }
+}
+
+/// The lengths of a prefix of `kept` tokens whose sums are stored: later texts reuse all of it, or
+/// its full pages alone.
+fn stored_sums(kept: usize) -> [usize; 2] {
+    [kept / PAGE_TOKENS * PAGE_TOKENS, kept]
 }
 
 /// Scales a vector to length 1; one of zeros has no direction and stays.

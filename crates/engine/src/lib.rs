@@ -15,6 +15,7 @@ mod nonfinite;
 mod pages;
 mod prefill_budget;
 mod prefix_store;
+mod prefix_sums;
 mod request;
 mod restore;
 pub mod sampler;

@@ -174,9 +174,10 @@ fn a_decoder_embeds() {
 
 /// Limits of a step, for a model without recurrent state.
 fn step_limits(plan: &Plan, tokens: usize) -> Limits {
-    let (outputs, windows) = (tokens.div_ceil(8), plan.windows().len());
-    let pages = vec![tokens / 32 + outputs; windows];
-    let state_slots = if plan.states.is_empty() { 0 } else { outputs };
+    let texts = tokens.div_ceil(8);
+    let outputs = if plan.gives_sums() { tokens } else { texts };
+    let pages = vec![tokens / 32 + texts; plan.windows().len()];
+    let state_slots = if plan.states.is_empty() { 0 } else { texts };
     Limits { tokens, outputs, pages, state_slots }
 }
 
@@ -228,10 +229,12 @@ fn alone(name: &str, pooling: Pooling, texts: &[Vec<u32>]) -> Vec<Vec<f32>> {
 #[test]
 fn a_shared_prefix_is_computed_once() {
     // Less than a page, more than one, and whole pages; with a sliding window too.
-    for (name, prefix) in [("qwen3.gguf", 20), ("qwen3.gguf", 50), ("gemma3.gguf", 64)] {
+    let sizes = [("qwen3.gguf", 20), ("qwen3.gguf", 50), ("gemma3.gguf", 64)];
+    let poolings = [Pooling::Last, Pooling::Mean];
+    for ((name, prefix), pooling) in sizes.iter().flat_map(|&s| poolings.map(|p| (s, p))) {
         let texts = prefixed(prefix, 30);
-        let wanted = alone(name, Pooling::Last, &texts);
-        let embedder = Embedder::open(decoder(name, Pooling::Last, 128), 256, 2, 8).unwrap();
+        let wanted = alone(name, pooling, &texts);
+        let embedder = Embedder::open(decoder(name, pooling, 128), 256, 2, 8).unwrap();
         let (found, rows) = embedded(&embedder, &texts);
         assert_eq!(found, wanted, "{name}, {prefix} tokens");
         let own: usize = texts.iter().map(|text| text.len() - prefix).sum();
@@ -250,25 +253,27 @@ fn a_shared_prefix_is_computed_once() {
 #[test]
 fn requests_of_one_text_share_a_prefix_too() {
     let texts = prefixed(20, 6);
-    let embedder = Embedder::open(decoder("qwen3.gguf", Pooling::Last, 128), 256, 1, 8).unwrap();
-    let wanted = alone("qwen3.gguf", Pooling::Last, &texts);
-    for (i, (text, wanted)) in texts.iter().zip(wanted).enumerate() {
-        let (found, rows) = embedded(&embedder, std::slice::from_ref(text));
-        assert_eq!(found, [wanted]);
-        // The second text shows what it shares with the first, and keeps it.
-        let reused = if i < 2 { 0 } else { 20 };
-        assert_eq!(rows as usize, text.len() - reused, "text {i}");
+    for pooling in [Pooling::Last, Pooling::Mean] {
+        let embedder = Embedder::open(decoder("qwen3.gguf", pooling, 128), 256, 1, 8).unwrap();
+        let wanted = alone("qwen3.gguf", pooling, &texts);
+        for (i, (text, wanted)) in texts.iter().zip(wanted).enumerate() {
+            let (found, rows) = embedded(&embedder, std::slice::from_ref(text));
+            assert_eq!(found, [wanted]);
+            // The second text shows what it shares with the first, and keeps it.
+            let reused = if i < 2 { 0 } else { 20 };
+            assert_eq!(rows as usize, text.len() - reused, "{pooling}, text {i}");
+        }
     }
 }
 
 #[test]
-fn what_reads_more_than_the_last_row_is_computed_whole() {
+fn the_first_token_and_recurrent_state_are_computed_whole() {
     let texts = prefixed(20, 30);
     let whole: usize = texts.iter().map(Vec::len).sum();
-    // A mean is of all rows, and recurrent state has no pages.
+    // Recurrent state has no pages.
     let cases = [
-        ("qwen3.gguf", Pooling::Mean),
         ("qwen3.gguf", Pooling::Cls),
+        ("mamba2.gguf", Pooling::Mean),
         ("mamba2.gguf", Pooling::Last),
     ];
     for (name, pooling) in cases {
@@ -288,14 +293,16 @@ fn prefixes_take_no_more_than_the_pages_that_there_are() {
             prefix.chain([100 + i % 200, 7, i % 11]).collect()
         })
         .collect();
-    let embedder = Embedder::open(decoder("qwen3.gguf", Pooling::Last, 64), 256, 2, 8).unwrap();
-    let mut whole = decoder("qwen3.gguf", Pooling::Last, 64);
-    let mut wanted = Vec::new();
-    embed(whole.as_mut(), &texts, |_, row| wanted.push(row.to_vec())).unwrap();
-    assert_eq!(scaled(embedder.submit(texts.clone()).unwrap()), wanted);
-    let mut order: Vec<usize> = (0..texts.len()).collect();
-    order.sort_by_key(|i| i % 60);
-    let sorted = order.iter().map(|&i| texts[i].clone()).collect();
-    let found = scaled(embedder.submit(sorted).unwrap());
-    assert!(order.iter().zip(found).all(|(&i, row)| row == wanted[i]));
+    for pooling in [Pooling::Last, Pooling::Mean] {
+        let embedder = Embedder::open(decoder("qwen3.gguf", pooling, 64), 256, 2, 8).unwrap();
+        let mut whole = decoder("qwen3.gguf", pooling, 64);
+        let mut wanted = Vec::new();
+        embed(whole.as_mut(), &texts, |_, row| wanted.push(row.to_vec())).unwrap();
+        assert_eq!(scaled(embedder.submit(texts.clone()).unwrap()), wanted);
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by_key(|i| i % 60);
+        let sorted = order.iter().map(|&i| texts[i].clone()).collect();
+        let found = scaled(embedder.submit(sorted).unwrap());
+        assert!(order.iter().zip(found).all(|(&i, row)| row == wanted[i]), "{pooling}");
+    }
 }

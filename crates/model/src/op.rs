@@ -71,6 +71,9 @@ pub enum PoolKind {
     First,
     /// The last row.
     Last,
+    /// The sum of the rows up to the output's own, where the sequence begins in the step; else the
+    /// output's own row, for a caller that has the sum of those before it.
+    Sum,
 }
 
 /// How the scores of experts become probabilities.
@@ -453,7 +456,8 @@ pub enum Op {
         /// The state before the step.
         state: StateId,
     },
-    /// Pools the rows of a sequence, which must be in one step, into one output row.
+    /// Makes an output row of the rows of a sequence, which must be in one step, except for
+    /// [`PoolKind::Last`] and [`PoolKind::Sum`].
     Pool {
         /// `[tokens, n]`.
         input: Value,

@@ -245,12 +245,17 @@ impl Plan {
         self.ops.iter().any(|op| matches!(op, Op::Pool { .. }))
     }
 
+    /// Whether the plan gives sums of hidden states, of which the caller makes means.
+    pub fn gives_sums(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Pool { kind: PoolKind::Sum, .. }))
+    }
+
     /// Whether a step must contain whole sequences, because tokens attend to later ones or because
-    /// pooling reads more than the last one.
+    /// pooling reads them all.
     pub fn needs_whole_sequences(&self) -> bool {
         self.ops.iter().any(|op| match op {
             Op::Attention { attention, .. } => !attention.causal,
-            Op::Pool { kind, .. } => *kind != PoolKind::Last,
+            Op::Pool { kind, .. } => matches!(kind, PoolKind::Mean | PoolKind::First),
             _ => false,
         })
     }

@@ -62,7 +62,8 @@ impl FromStr for Pooling {
 impl Plan {
     /// The same model without its output head: the hidden states that the head reads, which are
     /// normalised, are pooled. The weights of the head are gone, unless they are also the token
-    /// table.
+    /// table. A mean is left to the caller, who can go on behind a prefix whose sum it has, except
+    /// where recurrent state would have to be stored for it.
     ///
     /// # Panics
     /// If the plan computes no logits.
@@ -74,6 +75,10 @@ impl Plan {
         let head = self.ops.iter().enumerate().find_map(head);
         let (at, input) = head.expect("a decoder has an output head");
         let mut plan = Part::of(self, &[], 0, &self.ops[..at]).plan;
+        let kind = match kind {
+            PoolKind::Mean if self.states.is_empty() => PoolKind::Sum,
+            kind => kind,
+        };
         plan.ops.push(Op::Pool { input, kind });
         plan.widths.push(self.width(input));
         plan

@@ -56,6 +56,7 @@ impl Plan {
                 PoolKind::Mean => " mean",
                 PoolKind::First => " first",
                 PoolKind::Last => " last",
+                PoolKind::Sum => " sum",
             }),
             Op::Embed { by, .. } => f.write_str(match by {
                 EmbedBy::Token => "",

@@ -289,14 +289,15 @@ fn prompt(metadata: &Metadata, prefix: &str) -> String {
 /// text that is longer.
 fn limits(plan: &Plan, context: usize, step: usize) -> Limits {
     let tokens = context.max(step);
-    let outputs = tokens.div_ceil(TEXT_TOKENS);
+    let texts = tokens.div_ceil(TEXT_TOKENS);
     // Each text may end in the middle of a page.
-    let pages = tokens / PAGE_TOKENS + outputs;
+    let pages = tokens / PAGE_TOKENS + texts;
     Limits {
         tokens,
-        outputs,
+        // A text behind a stored prefix has an output for each of its tokens.
+        outputs: if plan.gives_sums() { texts.max(step) } else { texts },
         pages: vec![pages; plan.windows().len()],
-        state_slots: if plan.states.is_empty() { 0 } else { outputs },
+        state_slots: if plan.states.is_empty() { 0 } else { texts },
     }
 }
 

@@ -1,4 +1,4 @@
-// One row for each output, of all rows of its sequence.
+// One row for each output, of the rows of its sequence.
 
 @group(0) @binding(1) var<storage, read> input: array<f32>;
 @group(0) @binding(2) var<storage, read_write> output: array<f32>;
@@ -8,6 +8,7 @@ const KIND: u32 = 1u;
 
 const MEAN: u32 = 0u;
 const FIRST: u32 = 1u;
+const SUM: u32 = 3u;
 
 // The list of all output rows.
 const ALL_OUTPUTS: u32 = 4u;
@@ -23,7 +24,8 @@ fn main(
     if column >= width {
         return;
     }
-    let span = row_span(batch[batch[LISTS + 4u * ALL_OUTPUTS] + 2u * id.x]);
+    let row = batch[batch[LISTS + 4u * ALL_OUTPUTS] + 2u * id.x];
+    let span = row_span(row);
     let start = span_row(span);
     let len = span_len(span);
     var y = 0.0;
@@ -33,6 +35,13 @@ fn main(
                 y += input[(start + i) * width + column];
             }
             y /= f32(len);
+        }
+        case SUM: {
+            // Behind a prefix whose sum the caller has, the row itself.
+            let first = select(row, start, span_position(span) == 0u);
+            for (var i = first; i <= row; i++) {
+                y += input[i * width + column];
+            }
         }
         case FIRST: { y = input[start * width + column]; }
         default: { y = input[(start + len - 1u) * width + column]; }

@@ -1,6 +1,8 @@
 //! Row-local stages: a list of operations, run back to back on each row. Bound by the latency of
 //! the arithmetic on rows that stay in L1.
 
+use std::ops::Range;
+
 use bodkin_backend::PAGE_TOKENS;
 use bodkin_model::{Act, EmbedBy, PoolKind, Rows, WeightId};
 
@@ -14,7 +16,7 @@ use crate::weights::read_row;
 
 impl StepContext<'_> {
     /// Runs row-local operations on some rows.
-    pub(super) fn rows_stage(&self, ops: &[RowOp], rows: Rows, range: std::ops::Range<usize>) {
+    pub(super) fn rows_stage(&self, ops: &[RowOp], rows: Rows, range: Range<usize>) {
         for row in range {
             ops.iter().for_each(|op| self.row(op, rows, row));
         }
@@ -171,7 +173,8 @@ impl StepContext<'_> {
 
     /// Pools the rows of an output's sequence.
     fn pool(&self, input: Operand, kind: PoolKind, output: usize, out: Operand) {
-        let span = self.span_of_row[self.batch.outputs[output] as usize] as usize;
+        let row = self.batch.outputs[output] as usize;
+        let span = self.span_of_row[row] as usize;
         let first: usize = self.batch.spans[..span].iter().map(|s| s.len).sum();
         let len = self.batch.spans[span].len;
         let out = self.write(out, output);
@@ -179,12 +182,20 @@ impl StepContext<'_> {
             PoolKind::First => out.copy_from_slice(self.read(input, first)),
             PoolKind::Last => out.copy_from_slice(self.read(input, first + len - 1)),
             PoolKind::Mean => {
-                out.fill(0.0);
-                for row in first..first + len {
-                    out.iter_mut().zip(self.read(input, row)).for_each(|(y, x)| *y += x);
-                }
+                self.add_rows(input, first..first + len, out);
                 out.iter_mut().for_each(|y| *y /= len as f32);
             }
+            PoolKind::Sum if self.batch.spans[span].position == 0 => {
+                self.add_rows(input, first..row + 1, out);
+            }
+            PoolKind::Sum => out.copy_from_slice(self.read(input, row)),
+        }
+    }
+
+    fn add_rows(&self, input: Operand, rows: Range<usize>, out: &mut [f32]) {
+        out.fill(0.0);
+        for row in rows {
+            out.iter_mut().zip(self.read(input, row)).for_each(|(y, x)| *y += x);
         }
     }
 

@@ -321,6 +321,7 @@ impl Step<'_> {
                 PoolKind::Mean => 0,
                 PoolKind::First => 1,
                 PoolKind::Last => 2,
+                PoolKind::Sum => 3,
             },
         };
         // SAFETY: outputs are rows of the step.

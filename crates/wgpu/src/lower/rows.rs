@@ -85,6 +85,7 @@ impl Lowering<'_> {
                     PoolKind::Mean => 0,
                     PoolKind::First => 1,
                     PoolKind::Last => 2,
+                    PoolKind::Sum => 3,
                 };
                 let buffers = vec![self.value(input), out];
                 let tiles = width.div_ceil(THREADS);
