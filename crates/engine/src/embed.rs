@@ -1,6 +1,7 @@
 //! Embeddings of whole texts, and the steps that several texts share. An encoder looks at a text
-//! from both ends, so a text runs in one step. Where attention is causal, a text can go on behind a
-//! prefix that an earlier step has computed, as a prompt does, and a mean behind the prefix's sum.
+//! from both ends, so a text runs in one step. A decoder's text with pooling `last` or `mean` can go
+//! on behind a prefix that an earlier step has computed, as a prompt does; a mean goes on with the
+//! prefix's sum.
 
 use std::ops::ControlFlow;
 
@@ -101,7 +102,7 @@ pub(crate) struct TextBatch<K> {
     pages: Pages,
     /// Whether a text can go on behind a prefix of an earlier step.
     reuses_prefixes: bool,
-    /// Where the model gives sums of hidden states.
+    /// Sums of stored prefixes, where the plan gives sums for the caller to make means of.
     sums: Option<PrefixSums>,
     texts: Vec<(K, Text)>,
     batch: Batch,
@@ -202,12 +203,12 @@ impl<K> TextBatch<K> {
         self.batch.outputs.extend(outputs.iter().map(|len| (first + len - 1 - reused) as u32));
         let sums = self.sums.as_mut().filter(|_| reused > 0);
         let sum =
-            sums.map(|sums| sums.get(&sequence.tokens).expect("as of what is cached").to_vec());
+            sums.map(|sums| sums.get(&sequence.tokens).expect("cached tokens have a sum").to_vec());
         self.texts.push((key, Text { sequence, kept, outputs, sum }));
         Ok(true)
     }
 
-    /// The tokens for which the step still has room.
+    /// How many tokens more the step takes.
     fn room(&self, model: &dyn Model) -> usize {
         model.limits().tokens - self.batch.tokens.len()
     }
