@@ -1,7 +1,7 @@
 //! Embeddings of whole texts, and the steps that several texts share. An encoder looks at a text
-//! from both ends, so a text runs in one step. A decoder's text with pooling `last` or `mean` can go
-//! on behind a prefix that an earlier step has computed, as a prompt does; a mean goes on with the
-//! prefix's sum.
+//! from both ends, so a text runs in one step. A decoder's text with pooling `last` or `mean` can
+//! go on behind a prefix that an earlier step has computed, as a prompt does; a mean goes on with
+//! the prefix's sum.
 
 use std::ops::ControlFlow;
 
