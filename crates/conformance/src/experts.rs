@@ -37,6 +37,7 @@ pub(super) fn cases() -> Vec<Case> {
         (Format::Q8_0, Act::Silu, usual(4, 1)),
         (Format::Q4_K, Act::Silu, of_chosen),
         (Format::Q8_0, Act::Silu, normalized),
+        (Format::Q4_K, Act::ReluSquared, normalized),
     ] {
         cases.push(wide_decoder(format, act, routing));
     }
@@ -184,11 +185,23 @@ fn wide_decoder(format: Format, act: Act, routing: Routing) -> Case {
         let route = route(&mut maker, scored, routing);
         let (inner, outer) = ((experts, hidden, width), (experts, width, hidden));
         let has_bias = act == Act::ClampedSwish;
-        let gate = product(&mut maker, h, Some(route), format, inner, has_bias);
         let up = product(&mut maker, h, Some(route), format, inner, has_bias);
-        let h = maker.push(Op::Glu { gate, up, act }, used * hidden);
-        let input = product(&mut maker, h, Some(route), format, outer, has_bias);
-        let b = maker.push(Op::ExpertSum { input, route }, width);
+        let is_gated = act != Act::ReluSquared;
+        let activated = if is_gated {
+            let gate = product(&mut maker, h, Some(route), format, inner, has_bias);
+            maker.push(Op::Glu { gate, up, act }, used * hidden)
+        } else {
+            maker.push(Op::Act { input: up, act }, used * hidden)
+        };
+        let input = product(&mut maker, activated, Some(route), format, outer, has_bias);
+        let mut b = maker.push(Op::ExpertSum { input, route }, width);
+        if !is_gated {
+            // Beside an expert that all tokens share.
+            let up = maker.linear(h, format, hidden);
+            let activated = maker.push(Op::Act { input: up, act }, hidden);
+            let shared = maker.linear(activated, format, width);
+            b = maker.push(Op::Add { a: b, b: shared }, width);
+        }
         x = maker.push(Op::Add { a: x, b }, width);
     }
     let input = norm(&mut maker, x, 1);

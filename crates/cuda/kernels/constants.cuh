@@ -100,6 +100,12 @@
 // The most state elements of a row of a scan.
 #define MAX_SCAN_STATE 256u
 
+// Rows of a head's state that a warp of a scan takes.
+#define SCAN_ROWS 2u
+
+// The same where each sequence has one token.
+#define SCAN_DECODE_ROWS 4u
+
 // Groups of a row's logits in sampling.
 #define LOGIT_GROUPS 512u
 

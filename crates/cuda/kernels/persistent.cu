@@ -22,11 +22,11 @@
 
 #if __CUDA_ARCH__ >= 900
 
-// Loads an f16 input to shared memory; where expert results are summed, each expert's input.
+// Loads an f16 input to shared memory, or each expert's.
 DEVICE void load_halves(const Matmul &p, bool is_gated, u32 t, u16 *out) {
     const uint4 *from = (const uint4 *)p.input;
     u32 len = p.input_stride / 8;
-    if (EXPERTS && p.experts_used && !is_gated) len *= p.experts_used;
+    if (EXPERTS && p.experts_used && !is_gated && !p.shares_input) len *= p.experts_used;
 #pragma unroll 1
     for (u32 first = t; first < len; first += 4 * THREADS) {
         uint4 x[4];
@@ -354,11 +354,11 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
     return ring.taken;
 }
 
-// The down projection of experts: multiplies each chosen expert's input with the block's tiles, and
-// sums the experts' results as `expert_sum` does. Results stay in shared memory until all of a
-// tile's are done. Where blocks share a tile, the one with its first expert sums; the others
-// compute their part of it first, and publish it.
-template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
+// An ungated matmul of experts. Up projections share an input, and are stored. For down projections it multiplies
+// each chosen expert's input with the block's tiles, and sums the experts' results as `expert_sum` does. Results
+// stay in shared memory until all of a tile's are done. Where blocks share a tile, the one with its first expert
+// sums; the others compute their part of it first, and publish it.
+template <int LAYOUT> DEVICE u32 matmul_ungated_experts(u32 stage, u32 taken) {
     SharedMemory &shared = shared_memory();
     const Matmul &p = shared.stages[opaque(stage % 2)].matmul;
     const Matrix &m = p.matrices[0];
@@ -375,7 +375,7 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
     for (u32 unit = share.tile, buffer = 0; unit < end; unit += share.step, buffer++) {
         u32 i = unit % p.experts_used;
         float sums[1][4] = {};
-        const u16 *input = (const u16 *)shared.workspace + i * p.input_stride;
+        const u16 *input = (const u16 *)shared.workspace + (p.shares_input ? 0 : i * p.input_stride);
         multiply_slice<LAYOUT, 1>(shared, ring, share.first, share.end, {}, input, sums);
         float (*partial)[2][TILE_ROWS] = shared.partials[buffer % 2] + share.team * share.warps;
         if (lane % 4 == 0) {
@@ -393,8 +393,11 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
         bool has_bias = m.bias && row < m.rows;
         float bias = has_bias ? m.bias[chosen.experts[i] * m.rows + row] : __uint_as_float(MINUS_ZERO);
         result = total = total * power_of_two(chosen.exponents[unit - first][row % TILE_ROWS]) + bias;
-        if (unit - i < first && row < m.rows) store_relaxed(p.matrices[1].out + i * m.rows + row, total);
+        if (row >= m.rows) continue;
+        if (p.shares_input) store_result(p, m.out + i * m.out_stride + row, total);
+        else if (unit - i < first) store_relaxed(p.matrices[1].out + i * m.rows + row, total);
     }
+    if (p.shares_input) return ring.taken;
     // The tiles that begin in this block. Other blocks may have computed experts of the last one:
     // those results come behind this block's own. A block without tiles to sum does not wait.
     u32 from = (first + p.experts_used - 1) / p.experts_used, to = (end + p.experts_used - 1) / p.experts_used;
@@ -406,7 +409,7 @@ template <int LAYOUT> DEVICE u32 matmul_expert_sum(u32 stage, u32 taken) {
     }
     sync<THREADS>();
     for (u32 row = from * TILE_ROWS + t; row < min(to * TILE_ROWS, m.rows); row += THREADS) {
-        u32 residual = load_relaxed(p.residual + row);
+        u32 residual = p.residual ? load_relaxed(p.residual + row) : MINUS_ZERO;
         float sum = 0.0f;
 #pragma unroll 1
         for (u32 k = 0, place = row / TILE_ROWS * p.experts_used - first; k < p.experts_used; k++, place++) {
@@ -428,7 +431,7 @@ DEVICE u32 run_matmul(u32 work, u32 stage, u32 taken, const PersistentStep *last
     switch (work) {
 #define MATMUL(LAYOUT)                                                                              \
     case LAYOUT:                                                                                     \
-        if (EXPERTS && p.experts_used) return matmul_expert_sum<LAYOUT>(stage, taken); \
+        if (EXPERTS && p.experts_used) return matmul_ungated_experts<LAYOUT>(stage, taken);         \
         return matmul<LAYOUT, 1>(stage, taken, last);                                               \
     case LAYOUT + OP_GATED: return matmul<LAYOUT, 2>(stage, taken, last);
     LAYOUTS(MATMUL)

@@ -93,12 +93,12 @@ template <int LAYOUT> struct Slot {
 };
 
 // Tiles of a matmul; with experts, those of each chosen one. Gated tiles are ordered by expert;
-// tiles whose results are summed are ordered by tile, then by expert.
+// others by tile, then by expert, as results of experts may be summed.
 DEVICE u32 tiles_of(const Matmul &p) { return EXPERTS && p.experts_used ? p.tiles * p.experts_used : p.tiles; }
 
-DEVICE bool is_expert_sum(const Matmul &p, bool is_gated) { return EXPERTS && p.experts_used && !is_gated; }
+DEVICE bool has_ungated_experts(const Matmul &p, bool is_gated) { return EXPERTS && p.experts_used && !is_gated; }
 
-// Where expert results are summed, a block has consecutive tiles: from this one to the next block's
+// With ungated experts, a block has consecutive tiles: from this one to the next block's
 // first.
 DEVICE u32 first_tile_of_block(const Matmul &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
 
@@ -108,7 +108,7 @@ DEVICE u32 blocks_of(const Matmul &p) { return EXPERTS && p.experts_used ? opaqu
 
 // Whether this block has any tile.
 DEVICE bool has_tiles(const Matmul &p, bool is_gated) {
-    if (!is_expert_sum(p, is_gated)) return blockIdx.x < min(tiles_of(p), blocks_of(p));
+    if (!has_ungated_experts(p, is_gated)) return blockIdx.x < min(tiles_of(p), blocks_of(p));
     return first_tile_of_block(p, blockIdx.x) < first_tile_of_block(p, blockIdx.x + 1);
 }
 
@@ -128,7 +128,7 @@ struct Partition {
         tile = blockIdx.x + blocks_of(p) * team;
         step = blocks_of(p) * (WARPS >> shift);
         tiles = tiles_of(p);
-        if (is_expert_sum(p, is_gated)) {
+        if (has_ungated_experts(p, is_gated)) {
             tiles = first_tile_of_block(p, blockIdx.x + 1);
             tile = first_tile_of_block(p, blockIdx.x) + team;
             step = WARPS >> shift;

@@ -17,7 +17,7 @@ static_assert(sizeof(ChosenExperts) == CHOSEN_BYTES);
 
 DEVICE ChosenExperts &chosen_experts(const Matmul &p, bool is_gated) {
     u16 *input = (u16 *)shared_memory().workspace;
-    return *(ChosenExperts *)(input + p.input_stride * (is_gated ? 1 : p.experts_used));
+    return *(ChosenExperts *)(input + p.input_stride * (is_gated || p.shares_input ? 1 : p.experts_used));
 }
 
 DEVICE void load_chosen(const Matmul &p, bool is_gated, u32 t) {

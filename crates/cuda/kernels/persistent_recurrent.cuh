@@ -41,6 +41,72 @@ DEVICE void conv_row(u32 stage) {
     }
 }
 
+#define LANE_STATES (MAX_SCAN_STATE / 32) // state elements of a lane
+
+// A row of a head's state, by a warp: lane i has elements i, i + 32 and so on. The arithmetic is that of
+// `scan_rows` in recurrent.cu.
+struct ScanRow {
+    u32 head, row, group, channel, column;
+    bool exists;
+    float h[LANE_STATES], a[LANE_STATES], d, dt_bias;
+    bool is_channelwise;
+
+    __device__ __forceinline__ ScanRow(const Scan &p, u32 head, u32 row)
+        : head(head), row(row), exists(row < p.head_dim), is_channelwise(p.is_channelwise) {
+        group = head / (p.heads / p.groups) * p.state_dim;
+        column = exists ? head * p.head_dim + row : 0;
+        channel = is_channelwise ? column : head;
+        d = p.d[channel], dt_bias = p.dt_bias[channel];
+#pragma unroll
+        for (u32 j = 0; j < LANE_STATES; j++) {
+            u32 at = 32 * j + threadIdx.x % 32;
+            a[j] = 0.0f;
+            if (is_channelwise && at < p.state_dim) a[j] = p.a[(u64)channel * p.state_dim + at];
+        }
+        if (!is_channelwise) a[0] = p.a[head];
+    }
+
+    __device__ __forceinline__ float *state(const Scan &p, u32 slot) const {
+        return p.states + (((u64)slot * p.heads + head) * p.head_dim + row) * p.state_dim;
+    }
+
+    __device__ __forceinline__ void load_state(const Scan &p, u32 slot, bool is_new) {
+#pragma unroll
+        for (u32 j = 0; j < LANE_STATES; j++) {
+            u32 at = 32 * j + threadIdx.x % 32;
+            h[j] = exists && !is_new && at < p.state_dim ? state(p, slot)[at] : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void store_state(const Scan &p, u32 slot) const {
+#pragma unroll
+        for (u32 j = 0; j < LANE_STATES; j++) {
+            u32 at = 32 * j + threadIdx.x % 32;
+            if (exists && at < p.state_dim) state(p, slot)[at] = h[j];
+        }
+    }
+
+    __device__ __forceinline__ float time_step(float dt) const { return softplus(dt + dt_bias); }
+
+    __device__ __forceinline__ float decay(float dt) const { return expf(dt * a[0]); }
+
+    // Takes the row through a token, of which `b_of` and `c_of` read elements of B and C. Returns the
+    // lane's part of the sum of the row's elements times C.
+    template <class B, class C>
+    __device__ __forceinline__ float step(const Scan &p, float dt, float x, float decay, const B &b_of, const C &c_of) {
+        float y = 0.0f;
+#pragma unroll
+        for (u32 j = 0; j < LANE_STATES; j++) {
+            u32 at = 32 * j + threadIdx.x % 32;
+            if (at >= p.state_dim) break;
+            if (is_channelwise) decay = expf(dt * a[j]);
+            h[j] = fmaf(dt * x, b_of(j, at), decay * h[j]);
+            y = fmaf(h[j], c_of(j, at), y);
+        }
+        return y;
+    }
+};
+
 // The scan: a warp takes a row of a head's state.
 DEVICE void scan_row(u32 stage) {
     const Scan &p = shared_memory().stages[opaque(stage % 2)].scan;

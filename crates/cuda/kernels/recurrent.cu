@@ -33,57 +33,176 @@ KERNEL conv(const __grid_constant__ Conv p) {
     }
 }
 
-// Takes rows of a head's state through a sequence, a warp each. Time steps, B and C of some tokens
-// are prepared together, and their sums over a row's elements are taken together.
-DEVICE void scan_rows(const Scan &p, ScanRow row, u32 span, float (&b)[SCAN_TOKENS][MAX_SCAN_STATE],
-                      float (&c)[SCAN_TOKENS][MAX_SCAN_STATE]) {
-    StepMetadata metadata = {p.metadata};
-    u32 lane = threadIdx.x % 32, first = metadata.first(span), len = metadata.len(span);
-    row.load_state(p, metadata.state_slot(span), metadata.start(span) == 0);
-    for (u32 start = first; start < first + len; start += SCAN_TOKENS) {
-        u32 count = min(SCAN_TOKENS, first + len - start);
-        __syncthreads();
-        for (u32 i = threadIdx.x; i < count * p.state_dim; i += blockDim.x) {
-            u32 t = i / p.state_dim, at = i % p.state_dim;
-            u64 token = start + t;
-            b[t][at] = p.b[token * p.b_stride + row.group + at];
-            c[t][at] = p.c[token * p.c_stride + row.group + at];
-        }
-        // A lane has a token's time step and x.
-        float dt = 0.0f, x = 0.0f;
-        if (row.exists && lane < count) {
-            u64 at = start + lane;
-            dt = row.time_step(p.dt[at * p.dt_stride + row.channel]);
-            x = p.x[at * p.x_stride + row.column];
-        }
-        float decay = row.decay(dt);
-        __syncthreads();
-        float y[SCAN_TOKENS];
+// Sums N <= 32 numbers of each lane over the lanes of a warp, in the order of `warp_sum`: lane i gets
+// the `i % N`th sum in x[0]. N is a power of two.
+template <u32 N> DEVICE void sum_of_each(float (&x)[N]) {
+    u32 lane = threadIdx.x % 32;
 #pragma unroll
-        for (u32 t = 0; t < SCAN_TOKENS; t++) {
-            y[t] = 0.0f;
-            float dt_t = __shfl_sync(~0u, dt, t), x_t = __shfl_sync(~0u, x, t), decay_t = __shfl_sync(~0u, decay, t);
-            if (t >= count) continue;
-            y[t] = row.step(p, dt_t, x_t, decay_t, [&](u32, u32 at) { return b[t][at]; },
-                            [&](u32, u32 at) { return c[t][at]; });
+    for (u32 half = 16; half > 0; half /= 2) {
+        bool is_upper = lane & half;
+#pragma unroll
+        for (u32 t = 0; t < N; t++) {
+            if (half >= N) x[t] += __shfl_xor_sync(~0u, x[t], half);
+            if (half >= N || t >= half) continue;
+            float own = is_upper ? x[t + half] : x[t], other = is_upper ? x[t] : x[t + half];
+            x[t] = own + __shfl_xor_sync(~0u, other, half);
         }
-        sum_of_each(y);
-        if (row.exists && lane < count) row.put(p, start + lane, fmaf(row.d, x, y[0]));
     }
-    row.store_state(p, metadata.state_slot(span));
 }
 
-// The scan of a state-space layer. Grid: (spans x heads, blocks that share the rows of a head).
-// Bound by the memory of the state in decode, by shared memory in prefill.
-KERNEL scan(const __grid_constant__ Scan p) {
-    launch_dependents();
-    grid_dependency_wait();
-    __shared__ float b[SCAN_TOKENS][MAX_SCAN_STATE], c[SCAN_TOKENS][MAX_SCAN_STATE];
-    u32 warps = blockDim.x / 32, span = blockIdx.x / p.heads, head = blockIdx.x % p.heads;
-    for (u32 first = blockIdx.y * warps; first < p.head_dim; first += gridDim.y * warps) {
-        scan_rows(p, ScanRow(p, head, first + threadIdx.x / 32), span, b, c);
+#define SCAN_WARPS 8u // of a block
+
+// B and C of some tokens, with zeros behind the last state element.
+template <u32 TOKENS, u32 WIDTH> struct ScanTokens {
+    float b[TOKENS][WIDTH], c[TOKENS][WIDTH];
+};
+
+// Copies B and C of up to TOKENS tokens to shared memory: a warp takes a token's.
+template <u32 TOKENS, u32 WIDTH>
+DEVICE void copy_tokens(const Scan &p, u32 group, u32 start, u32 count, ScanTokens<TOKENS, WIDTH> &to) {
+    u32 lane = threadIdx.x % 32;
+    bool has_quads = (p.state_dim | p.b_stride | p.c_stride | (u32)((u64)p.b / 4) | (u32)((u64)p.c / 4)) % 4 == 0;
+    for (u32 t = threadIdx.x / 32; t < count; t += SCAN_WARPS) {
+        const float *b = p.b + (u64)(start + t) * p.b_stride + group, *c = p.c + (u64)(start + t) * p.c_stride + group;
+        if (has_quads) {
+            for (u32 at = 4 * lane; at < p.state_dim; at += 128) {
+                copy_async(shared_address(to.b[t] + at), b + at);
+                copy_async(shared_address(to.c[t] + at), c + at);
+            }
+        } else {
+            for (u32 at = lane; at < p.state_dim; at += 32) {
+                copy_async4(shared_address(to.b[t] + at), b + at);
+                copy_async4(shared_address(to.c[t] + at), c + at);
+            }
+        }
     }
 }
+
+// Clears what no copy writes: elements behind the last one.
+template <u32 TOKENS, u32 WIDTH> DEVICE void clear_tokens(const Scan &p, ScanTokens<TOKENS, WIDTH> (&tokens)[2]) {
+    if (p.state_dim == WIDTH) return;
+    uint4 *pieces = (uint4 *)tokens;
+    for (u32 i = threadIdx.x; i < sizeof(tokens) / 16; i += blockDim.x) pieces[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+}
+
+// Takes a head's state through a sequence: each warp ROWS rows of it, TOKENS tokens at a time. Lane i has
+// elements i, i + 32 and so on of each row, STATES at most. Of TOKENS tokens it prepares those inputs and
+// stores that result which belong to its token and row. B, C and the inputs of the next tokens are loaded
+// meanwhile.
+template <u32 ROWS, u32 TOKENS, u32 STATES, bool BY_CHANNEL> DEVICE void scan_rows(const Scan &p) {
+    const u32 WIDTH = 32 * STATES, PAIRS = TOKENS * ROWS;
+    __shared__ __align__(16) ScanTokens<TOKENS, WIDTH> tokens[2];
+    // Of each warp, token and row: dt * x, and the decay, or by channel dt.
+    __shared__ __align__(16) float factors[SCAN_WARPS][2][PAIRS], decays[SCAN_WARPS][2][PAIRS];
+    StepMetadata metadata = {p.metadata};
+    u32 span = blockIdx.x / p.heads, head = blockIdx.x % p.heads, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    u32 first = metadata.first(span), end = first + metadata.len(span);
+    u32 first_row = (blockIdx.y * SCAN_WARPS + warp) * ROWS;
+    u32 group = head / (p.heads / p.groups) * p.state_dim;
+    clear_tokens(p, tokens);
+    u32 own_token = lane / ROWS, own_row = first_row + lane % ROWS;
+    bool exists = lane < PAIRS && own_row < p.head_dim;
+    u32 column = exists ? head * p.head_dim + own_row : 0, channel = BY_CHANNEL ? column : head;
+    float d = p.d[channel], dt_bias = p.dt_bias[channel], a_head = BY_CHANNEL ? 0.0f : p.a[head];
+    float dt = 0.0f, x = 0.0f, gate = 0.0f;
+    auto fetch = [&](u32 start, u32 buffer) {
+        u32 count = start < end ? min(TOKENS, end - start) : 0;
+        copy_tokens(p, group, start, count, tokens[buffer]);
+        if (!exists || own_token >= count) return;
+        u64 token = start + own_token;
+        dt = p.dt[token * p.dt_stride + channel];
+        x = p.x[token * p.x_stride + column];
+        if (p.gate) gate = p.gate[token * p.gate_stride + column];
+    };
+    fetch(first, 0);
+    u64 first_of_all = ((u64)metadata.state_slot(span) * p.heads + head) * p.head_dim + first_row;
+    float *states = p.states + first_of_all * p.state_dim;
+    const float *row_a = p.a + (u64)(head * p.head_dim + first_row) * p.state_dim;
+    bool is_new = metadata.start(span) == 0;
+    float h[ROWS][STATES], a[ROWS][STATES];
+#pragma unroll
+    for (u32 i = 0; i < ROWS * STATES; i++) {
+        u32 r = i / STATES, j = i % STATES, at = 32 * j + lane;
+        bool is_in = first_row + r < p.head_dim && at < p.state_dim;
+        h[r][j] = is_in && !is_new ? states[r * p.state_dim + at] : 0.0f;
+        a[r][j] = BY_CHANNEL && is_in ? row_a[r * p.state_dim + at] : 0.0f;
+    }
+    for (u32 start = first, buffer = 0; start < end; start += TOKENS, buffer ^= 1) {
+        u32 count = min(TOKENS, end - start);
+        float own_x = x, own_gate = gate, own_dt = softplus(dt + dt_bias);
+        if (lane < PAIRS) {
+            factors[warp][buffer][lane] = own_dt * x;
+            decays[warp][buffer][lane] = BY_CHANNEL ? own_dt : expf(own_dt * a_head);
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();
+        fetch(start + TOKENS, buffer ^ 1);
+        if (first_row >= p.head_dim) continue;
+        float y[PAIRS] = {};
+        auto step = [&](u32 t) {
+            float b[STATES], c[STATES];
+#pragma unroll
+            for (u32 j = 0; j < STATES; j++) {
+                b[j] = tokens[buffer].b[t][32 * j + lane];
+                c[j] = tokens[buffer].c[t][32 * j + lane];
+            }
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                u32 pair = t * ROWS + r;
+                float factor = factors[warp][buffer][pair], decay = decays[warp][buffer][BY_CHANNEL ? pair : t * ROWS];
+                float dt = decay, sum = 0.0f;
+#pragma unroll
+                for (u32 j = 0; j < STATES; j++) {
+                    if (BY_CHANNEL && 32 * j >= p.state_dim) break;
+                    if (BY_CHANNEL) decay = expf(dt * a[r][j]);
+                    h[r][j] = fmaf(factor, b[j], decay * h[r][j]);
+                    sum = fmaf(h[r][j], c[j], sum);
+                }
+                y[pair] = sum;
+            }
+        };
+        // Without branches, loads for the next tokens overlap the arithmetic of one.
+        if (count == TOKENS) {
+#pragma unroll
+            for (u32 t = 0; t < TOKENS; t++) step(t);
+        } else {
+#pragma unroll
+            for (u32 t = 0; t < TOKENS; t++) {
+                if (t < count) step(t);
+            }
+        }
+        sum_of_each(y);
+        if (!exists || own_token >= count) continue;
+        u32 token = start + own_token;
+        float result = fmaf(d, own_x, y[0]);
+        if (p.gate) result = gated(p.act, own_gate, result);
+        if (p.out) p.out[(u64)token * p.out_stride + column] = result;
+        if (p.half_out) p.half_out[half_at(p.half_stride, token, column)] = to_input(result);
+    }
+    // Blocks of the next kernel that wait on some multiprocessors would have left fewer places there for this
+    // one's, which are all of the same length.
+    launch_dependents();
+#pragma unroll
+    for (u32 i = 0; i < ROWS * STATES; i++) {
+        u32 r = i / STATES, at = 32 * (i % STATES) + lane;
+        if (first_row + r < p.head_dim && at < p.state_dim) states[r * p.state_dim + at] = h[r][i % STATES];
+    }
+}
+
+// The scan of a state-space layer, with up to 128 or 256 state elements a row, or with decays by channel.
+// Grid: (spans x heads, blocks that share the rows of a head). Bound by latency and shared memory.
+#define SCAN(NAME, ROWS, TOKENS, STATES, BY_CHANNEL)                                                  \
+    KERNEL __launch_bounds__(32 * SCAN_WARPS) NAME(const __grid_constant__ Scan p) {                  \
+        grid_dependency_wait();                                                                      \
+        scan_rows<ROWS, TOKENS, STATES, BY_CHANNEL>(p);                                               \
+    }
+SCAN(scan_128, SCAN_ROWS, 16, 4, false)
+SCAN(scan_256, SCAN_ROWS, 8, 8, false)
+SCAN(scan_by_channel, SCAN_ROWS, 8, 8, true)
+// The same for one token of each sequence. Bound by the memory of the state.
+SCAN(scan_128_decode, SCAN_DECODE_ROWS, 1, 4, false)
+SCAN(scan_256_decode, SCAN_DECODE_ROWS, 1, 8, false)
 
 // Eight lanes take one column of a head's state through a sequence. Grid: (spans x heads, blocks of
 // columns). Bound by the memory of the state in decode, by latency in prefill: so what some tokens

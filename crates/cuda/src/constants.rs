@@ -111,6 +111,10 @@ shared! {
     PERSISTENT_RULE_DIM: usize = 128;
     /// The most state elements of a row of a scan.
     MAX_SCAN_STATE: usize = 256;
+    /// Rows of a head's state that a warp of a scan takes.
+    SCAN_ROWS: usize = 2;
+    /// The same where each sequence has one token.
+    SCAN_DECODE_ROWS: usize = 4;
     /// Groups of a row's logits in sampling.
     LOGIT_GROUPS: usize = 512;
     /// Sampled where a row's logits are not finite.

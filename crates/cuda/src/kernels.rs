@@ -141,6 +141,28 @@ fn decode_attention(module: &Module) -> Result<DecodeAttention> {
     Ok([kernels("decode_attention_mma_128")?, kernels("decode_attention_mma_256")?])
 }
 
+/// Scans with up to 128 and 256 state elements a row, and with decays by channel.
+pub(crate) struct Scans {
+    pub(crate) of_128: Kernel,
+    pub(crate) of_256: Kernel,
+    pub(crate) by_channel: Kernel,
+    /// Of one token of each sequence.
+    pub(crate) decode_of_128: Kernel,
+    pub(crate) decode_of_256: Kernel,
+}
+
+impl Scans {
+    fn load(module: &Module) -> Result<Scans> {
+        Ok(Scans {
+            of_128: module.kernel("scan_128", 0)?,
+            of_256: module.kernel("scan_256", 0)?,
+            by_channel: module.kernel("scan_by_channel", 0)?,
+            decode_of_128: module.kernel("scan_128_decode", 0)?,
+            decode_of_256: module.kernel("scan_256_decode", 0)?,
+        })
+    }
+}
+
 /// Prefill attention of halves and of bytes, of each of [`PREFILL_DIMS`].
 struct PrefillAttention {
     mma: [Vec<Kernel>; 2],
@@ -206,7 +228,7 @@ pub(crate) struct Kernels {
     pub(crate) apply_penalties: Kernel,
     pub(crate) sample: Kernel,
     pub(crate) conv: Kernel,
-    pub(crate) scan: Kernel,
+    pub(crate) scans: Scans,
     pub(crate) delta_rule: Kernel,
     pub(crate) read_all: Kernel,
     pub(crate) all_gather: Kernel,
@@ -274,7 +296,7 @@ impl Kernels {
             apply_penalties: sample.kernel("apply_penalties", 0)?,
             sample: sample.kernel("sample", 0)?,
             conv: recurrent.kernel("conv", 0)?,
-            scan: recurrent.kernel("scan", 0)?,
+            scans: Scans::load(recurrent)?,
             delta_rule: recurrent.kernel("delta_rule", 0)?,
             read_all: recurrent.kernel("read_all", 0)?,
             all_gather: modules.all_gather.kernel("all_gather", 0)?,

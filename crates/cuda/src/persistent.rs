@@ -126,17 +126,15 @@ impl Persistent {
     }
 
     /// Whether a device with `blocks` multiprocessors can run the stages. One block chooses experts
-    /// and leaves their first matmuls to others, and a block has a place for `MAX_RESULTS` results
-    /// that it sums.
+    /// and leaves their gated matmuls to others, and a block has a place for `MAX_RESULTS` results
+    /// of ungated ones.
     pub(crate) fn fits(&self, blocks: usize, plan: &Plan, program: &Program) -> bool {
         self.stages.clone().all(|i| match &program.stages[i].work {
-            Work::Matmul(Matmul { operands, experts: Some(experts), .. }) => {
+            Work::Matmul(Matmul { operands, epilogue, experts: Some(experts), .. }) => {
                 let weight = plan.weight(operands[0].weight);
                 let tiles = experts.used * (weight.rows / experts.count).div_ceil(TILE_ROWS);
-                let is_summed =
-                    matches!(program.fusions[i], Fusion::Runs(MatmulFusion::Sum { .. }));
                 let has_room = tiles.div_ceil(blocks) + MAX_CHOSEN <= MAX_RESULTS;
-                blocks > 1 && (has_room || !is_summed)
+                blocks > 1 && (has_room || matches!(epilogue, Epilogue::Gate { .. }))
             }
             _ => true,
         })
@@ -261,9 +259,10 @@ impl Variant {
     ) -> Option<usize> {
         let experts = matmul.experts?;
         let is_half = |out: Value| matches!(program.values[out.0].content, Content::Halves(_));
-        let inputs = match matmul.epilogue {
-            Epilogue::Gate { out, .. } => (experts.is_shared && is_half(out)).then_some(1),
-            _ => matches!(fusion, MatmulFusion::Sum { .. }).then_some(experts.used),
+        let inputs = match (matmul.epilogue, fusion) {
+            (Epilogue::Gate { out, .. }, _) => (experts.is_shared && is_half(out)).then_some(1),
+            (_, MatmulFusion::Sum { .. }) => Some(experts.used),
+            _ => (experts.is_shared && matmul.operands.len() == 1).then_some(1),
         };
         let can = self.has_experts && experts.route.is_some() && experts.used <= MAX_CHOSEN;
         let cols = weight.cols.next_multiple_of(CHUNK_COLS);
@@ -329,6 +328,27 @@ mod tests {
         let unlisted = run.filter(|&i| fusions[i] == Fusion::FusedAway);
         assert!(sums > 0);
         assert_eq!(unlisted.filter(|i| !is_norm(i)).count(), 2 * sums);
+    }
+
+    #[test]
+    fn experts_beside_a_shared_one_run_in_the_kernel() {
+        let (mut plan, _) = lowered("nemotron-h-moe-latent");
+        for op in plan.ops.clone() {
+            if let Op::ExpertLinear { weight, .. } = op {
+                plan.weights[weight.0].format = Format::Q8_0;
+            }
+        }
+        let program = lower(&plan, true, 1);
+        let is_sum = |fusion: &&Fusion| {
+            matches!(fusion, Fusion::Runs(MatmulFusion::Sum { added: None, .. }))
+        };
+        assert!(program.fusions.iter().filter(is_sum).count() > 0);
+        for (i, stage) in program.stages.iter().enumerate() {
+            if ["ffn_up_exps", "ffn_down_exps", "expert_sum"].contains(&stage.name.as_str()) {
+                let bytes = VARIANTS[2].workspace(&plan, &program, KvLayout::F16, i);
+                assert!(bytes.is_some(), "{}", stage.name);
+            }
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Stages that only the persistent kernel fuses: a norm with all matmuls that read it, and experts'
-//! matmuls with the weighted sum of their results and the residual.
+//! matmuls with the weighted sum of their results, and with the residual where that follows.
 
 use bodkin_model::{NormKind, Plan};
 
@@ -18,7 +18,7 @@ pub(super) fn fusions(plan: &Plan, program: &Program) -> Vec<Fusion> {
     for (i, stage) in program.stages.iter().enumerate() {
         if let Some((added, out)) = summed(program, i) {
             fusions[i] = Fusion::Runs(MatmulFusion::Sum { added, out });
-            fusions[i + 1..i + 3].fill(Fusion::FusedAway);
+            fusions[i + 1..=i + 1 + usize::from(added.is_some())].fill(Fusion::FusedAway);
         }
         let Work::Norm(norm) = &stage.work else { continue };
         let &Norm { input, weight: Some(weight), eps, .. } = norm else { continue };
@@ -33,10 +33,10 @@ pub(super) fn fusions(plan: &Plan, program: &Program) -> Vec<Fusion> {
     fusions
 }
 
-/// If the results of the experts' matmul `i` are only summed, and the sum only added to a value:
-/// that value, and the result.
-fn summed(program: &Program, i: usize) -> Option<(Value, Value)> {
-    let [matmul, sum, add] = program.stages.get(i..i + 3)? else { return None };
+/// If the results of the experts' matmul `i` are only summed: the value to which the next stage
+/// adds the sum, if nothing else reads that, and the result.
+fn summed(program: &Program, i: usize) -> Option<(Option<Value>, Value)> {
+    let [matmul, sum] = program.stages.get(i..i + 2)? else { return None };
     let Work::Matmul(Matmul { operands, epilogue: Epilogue::None, experts: Some(experts), .. }) =
         &matmul.work
     else {
@@ -44,20 +44,21 @@ fn summed(program: &Program, i: usize) -> Option<(Value, Value)> {
     };
     let [Operand { out: Some(made), .. }] = operands[..] else { return None };
     let Work::ExpertSum { input, route, out: sum } = sum.work else { return None };
-    let Work::Elementwise {
-        function: Function::Add,
-        a,
-        b: Some(b),
-        out: Some(out),
-        half_out: None,
-    } = add.work
-    else {
-        return None;
-    };
-    let added = if a == sum { b } else { a };
-    let are_fused = input == made && experts.route == Some(route) && (a == sum || b == sum);
     let uses = |value| program.uses(value).len();
-    (are_fused && uses(made) == 2 && uses(sum) == 2).then_some((added, out))
+    if input != made || experts.route != Some(route) || uses(made) != 2 {
+        return None;
+    }
+    let is_sum = |value| value == sum && uses(sum) == 2;
+    match program.stages.get(i + 2).map(|stage| &stage.work) {
+        Some(&Work::Elementwise {
+            function: Function::Add,
+            a,
+            b: Some(b),
+            out: Some(out),
+            half_out: None,
+        }) if is_sum(a) || is_sum(b) => Some((Some(if is_sum(a) { b } else { a }), out)),
+        _ => Some((None, sum)),
+    }
 }
 
 /// The readers of the norm of stage `i`, if all are matmuls that can compute it; else none.

@@ -453,8 +453,8 @@ pub(crate) enum MatmulFusion {
     None,
     /// The norm of its input.
     Norm(InputNorm),
-    /// The weighted sum of its experts' results, which it adds to `added`.
-    Sum { added: Value, out: Value },
+    /// The weighted sum of its experts' results, which it adds to `added`, if any.
+    Sum { added: Option<Value>, out: Value },
 }
 
 /// The lowered plan.

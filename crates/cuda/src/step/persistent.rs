@@ -30,7 +30,10 @@ impl Step<'_> {
                     MatmulFusion::None => {}
                     MatmulFusion::Norm(norm) => self.normalize_input(&mut parameters, norm),
                     MatmulFusion::Sum { added, out } => {
-                        parameters.residual = self.result_place(*added, shape, 1).0;
+                        parameters.shares_input = 0;
+                        if let Some(added) = added {
+                            parameters.residual = self.result_place(*added, shape, 1).0;
+                        }
                         // The partial results that blocks leave to those that sum them.
                         parameters.matrices[1].out = parameters.matrices[0].out;
                         parameters.matrices[0].out = self.result_place(*out, shape, 1).0;

@@ -4,12 +4,9 @@ use bodkin_backend::Result;
 
 use super::rows::act_number;
 use super::{Step, THREADS};
-use crate::constants::{CONV_ROWS, MAX_RULE_DIM};
+use crate::constants::{CONV_ROWS, MAX_RULE_DIM, SCAN_DECODE_ROWS, SCAN_ROWS};
 use crate::lower::{Conv, DeltaRuleStage, ScanStage};
 use crate::parameters as p;
-
-/// Blocks of the scan for each multiprocessor: more would wait.
-const SCAN_BLOCKS: usize = 6;
 
 impl Step<'_> {
     pub(super) fn conv(&self, conv: &Conv) -> Result<()> {
@@ -44,12 +41,18 @@ impl Step<'_> {
 
     pub(super) fn scan(&self, stage: &ScanStage) -> Result<()> {
         let (parameters, s) = (self.scan_parameters(stage), &stage.scan);
-        let heads = self.size.spans * s.heads;
-        // With many sequences a block takes several rows, one after the other.
-        let fills = (SCAN_BLOCKS * self.device.processors as usize).div_ceil(heads);
-        let grid = [heads, fills.min(s.head_dim.div_ceil(THREADS / 32)), 1];
+        let (scans, is_decode) = (&self.kernels.scans, self.size.tokens == self.size.spans);
+        let (kernel, rows) = match (s.is_channelwise, is_decode, s.state) {
+            (true, ..) => (scans.by_channel, SCAN_ROWS),
+            (false, true, ..=128) => (scans.decode_of_128, SCAN_DECODE_ROWS),
+            (false, true, _) => (scans.decode_of_256, SCAN_DECODE_ROWS),
+            (false, false, ..=128) => (scans.of_128, SCAN_ROWS),
+            (false, false, _) => (scans.of_256, SCAN_ROWS),
+        };
+        let row_blocks = s.head_dim.div_ceil(THREADS / 32 * rows);
+        let grid = [self.size.spans * s.heads, row_blocks, 1];
         // SAFETY: every span has a state slot of its own.
-        unsafe { self.device.launch(self.kernels.scan, grid, THREADS, 0, &parameters) }
+        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }
 
     /// The parameters of a scan.
