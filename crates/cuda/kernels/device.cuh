@@ -272,6 +272,23 @@ DEVICE float warp_max(float x) {
     return x;
 }
 
+// Sums N <= 32 numbers of each lane over the lanes of a warp, in the order of `warp_sum`: lane i gets
+// the `i % N`th sum in x[0]. N is a power of two.
+template <u32 N> DEVICE void sum_of_each(float (&x)[N]) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 half = 16; half > 0; half /= 2) {
+        bool is_upper = lane & half;
+#pragma unroll
+        for (u32 t = 0; t < N; t++) {
+            if (half >= N) x[t] += __shfl_xor_sync(~0u, x[t], half);
+            if (half >= N || t >= half) continue;
+            float own = is_upper ? x[t + half] : x[t], other = is_upper ? x[t] : x[t + half];
+            x[t] = own + __shfl_xor_sync(~0u, other, half);
+        }
+    }
+}
+
 // Sum over the threads of a block (up to 1024); every thread gets it. `scratch` holds 32 floats.
 DEVICE float block_sum(float x, float *scratch) {
     x = warp_sum(x);

@@ -383,14 +383,13 @@ template <u32 WEIGHTS> DEVICE void gemv_f32(const Matmul &p) {
             for (u32 j = 0; j < WEIGHTS; j++) slices[r][j] = fma4(w[j], x[r], slices[r][j]);
         }
     }
+    // A lane of each warp has the sum of a result, in their order.
+    float results[GEMV_F32_ROWS * WEIGHTS];
 #pragma unroll
-    for (u32 r = 0; r < GEMV_F32_ROWS; r++) {
-#pragma unroll
-        for (u32 j = 0; j < WEIGHTS; j++) {
-            float sum = warp_sum(slices[r][j]);
-            if (t % 32 == 0) sums[r][j][t / 32] = sum;
-        }
-    }
+    for (u32 i = 0; i < GEMV_F32_ROWS * WEIGHTS; i++) results[i] = slices[i / WEIGHTS][i % WEIGHTS];
+    sum_of_each(results);
+    u32 lane = t % 32;
+    if (lane < GEMV_F32_ROWS * WEIGHTS) sums[lane / WEIGHTS][lane % WEIGHTS][t / 32] = results[0];
     __syncthreads();
     u32 r = t / WEIGHTS, j = t % WEIGHTS;
     if (r >= end - start || row + j >= p.matrices[0].rows) return;
