@@ -91,6 +91,9 @@
 // Rows of a sequence that a thread of the convolution takes.
 #define CONV_ROWS 32u
 
+// Columns of a head's state that a block of a delta rule takes.
+#define RULE_BLOCK 32u
+
 // The widest heads of a delta rule.
 #define MAX_RULE_DIM 256u
 

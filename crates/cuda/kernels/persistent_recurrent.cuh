@@ -134,6 +134,83 @@ DEVICE void scan_row(u32 stage) {
     }
 }
 
+// A column of a head's state, by eight lanes: a lane has rows 32 j + 4 lane to 32 j + 4 lane + 3. The
+// arithmetic is that of `delta_rule` in recurrent.cu.
+template <u32 DIM> struct RuleColumn {
+    static const u32 QUADS = DIM / RULE_LANES / 4;
+    u32 head, column, lane, place; // place: in the result
+    u32 value_at, quads;
+    bool exists;
+    float s[QUADS][4];
+
+    __device__ __forceinline__ RuleColumn(const DeltaRule &p, u32 head, u32 column)
+        : head(head), column(column), lane(threadIdx.x % RULE_LANES), exists(column < p.head_dim) {
+        place = head * p.head_dim + column;
+        value_at = 2 * p.key_heads * p.head_dim + place;
+        quads = (p.head_dim + 31) / 32;
+    }
+
+    __device__ __forceinline__ float *state(const DeltaRule &p, u32 slot) const {
+        return p.states + (((u64)slot * p.heads + head) * p.head_dim + column) * p.head_dim;
+    }
+
+    __device__ __forceinline__ void load_state(const DeltaRule &p, u32 slot, bool is_new) {
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) {
+                u32 row = 32 * j + 4 * lane + c;
+                s[j][c] = exists && !is_new && row < p.head_dim ? state(p, slot)[row] : 0.0f;
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store_state(const DeltaRule &p, u32 slot) const {
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) {
+                u32 row = 32 * j + 4 * lane + c;
+                if (exists && row < p.head_dim) state(p, slot)[row] = s[j][c];
+            }
+        }
+    }
+
+    // The column's element of v.
+    __device__ __forceinline__ float value(const DeltaRule &p, const float *qkv) const { return qkv[value_at]; }
+
+    // Takes the column through a token. Returns the lane's part of the result.
+    __device__ __forceinline__ float step(const RuleToken<DIM> &token, float v) {
+        float seen[4] = {}, y[4] = {};
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+            if (j >= quads) break;
+            float4 k = ((const float4 *)token.k)[8 * j + lane], decay = ((const float4 *)token.decay)[8 * j + lane];
+            const float of_k[4] = {k.x, k.y, k.z, k.w}, of_decay[4] = {decay.x, decay.y, decay.z, decay.w};
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) {
+                s[j][c] *= of_decay[c];
+                seen[c] = fmaf(s[j][c], of_k[c], seen[c]);
+            }
+        }
+        float delta = token.beta * (v - column_sum((seen[0] + seen[1]) + (seen[2] + seen[3])));
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+            if (j >= quads) break;
+            float4 k = ((const float4 *)token.k)[8 * j + lane], q = ((const float4 *)token.q)[8 * j + lane];
+            const float of_k[4] = {k.x, k.y, k.z, k.w}, of_q[4] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) {
+                s[j][c] = fmaf(of_k[c], delta, s[j][c]);
+                y[c] = fmaf(s[j][c], of_q[c], y[c]);
+            }
+        }
+        return (y[0] + y[1]) + (y[2] + y[3]);
+    }
+
+    __device__ __forceinline__ bool stores() const { return exists && lane == 0; }
+};
+
 #define BLOCK_COLUMNS (THREADS / RULE_LANES) // of a head's state that a block takes at once
 
 // The delta rule: a block takes some columns of a head's state.

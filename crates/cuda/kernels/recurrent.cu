@@ -33,23 +33,6 @@ KERNEL conv(const __grid_constant__ Conv p) {
     }
 }
 
-// Sums N <= 32 numbers of each lane over the lanes of a warp, in the order of `warp_sum`: lane i gets
-// the `i % N`th sum in x[0]. N is a power of two.
-template <u32 N> DEVICE void sum_of_each(float (&x)[N]) {
-    u32 lane = threadIdx.x % 32;
-#pragma unroll
-    for (u32 half = 16; half > 0; half /= 2) {
-        bool is_upper = lane & half;
-#pragma unroll
-        for (u32 t = 0; t < N; t++) {
-            if (half >= N) x[t] += __shfl_xor_sync(~0u, x[t], half);
-            if (half >= N || t >= half) continue;
-            float own = is_upper ? x[t + half] : x[t], other = is_upper ? x[t] : x[t + half];
-            x[t] = own + __shfl_xor_sync(~0u, other, half);
-        }
-    }
-}
-
 #define SCAN_WARPS 8u // of a block
 
 // B and C of some tokens, with zeros behind the last state element.
@@ -204,49 +187,196 @@ SCAN(scan_by_channel, SCAN_ROWS, 8, 8, true)
 SCAN(scan_128_decode, SCAN_DECODE_ROWS, 1, 4, false)
 SCAN(scan_256_decode, SCAN_DECODE_ROWS, 1, 8, false)
 
-// Eight lanes take one column of a head's state through a sequence. Grid: (spans x heads, blocks of
-// columns). Bound by the memory of the state in decode, by latency in prefill: so what some tokens
-// need is prepared together, and loaded while the tokens before them are computed.
-KERNEL delta_rule(const __grid_constant__ DeltaRule p) {
-    launch_dependents();
-    grid_dependency_wait();
-    __shared__ RuleToken<MAX_RULE_DIM> tokens[RULE_TOKENS];
-    StepMetadata metadata = {p.metadata};
-    u32 span = blockIdx.x / p.heads, head = blockIdx.x % p.heads, warp = threadIdx.x / 32;
-    RuleColumn<MAX_RULE_DIM> column(p, head, (blockIdx.y * blockDim.x + threadIdx.x) / RULE_LANES);
-    u32 first = metadata.first(span), end = first + metadata.len(span);
-    column.load_state(p, metadata.state_slot(span), metadata.start(span) == 0);
-    LoadedToken<MAX_RULE_DIM> loaded = {};
-    auto load = [&](u32 row) {
-        if (row >= end) return;
-        const float *decay = p.decay + (u64)row * p.decay_stride;
-        loaded.load(p, p.qkv + (u64)row * p.qkv_stride, decay, p.beta + (u64)row * p.beta_stride, head);
-    };
-    load(first + warp);
-    for (u32 start = first; start < end; start += RULE_TOKENS) {
-        u32 count = min(RULE_TOKENS, end - start);
-        float v[RULE_TOKENS], y[RULE_TOKENS];
+#define RULE_WARPS 4u   // of a block that prepare tokens; the same number take columns through them
+#define RULE_COLUMNS 2u // that eight lanes take
+static_assert(RULE_BLOCK == RULE_WARPS * 32 / RULE_LANES * RULE_COLUMNS, "all columns of a block");
+
+// What a block needs of the tokens that are prepared together.
+template <u32 DIM> struct RuleTokens {
+    static const u32 COUNT = 1024 / DIM;
+    RuleToken<DIM> tokens[COUNT];
+    float values[COUNT][RULE_BLOCK];
+};
+
+// The tokens that a warp prepares: every `RULE_WARPS`th. They are loaded while those before them are computed.
+template <u32 DIM> struct RuleProducer {
+    static const u32 COUNT = RuleTokens<DIM>::COUNT / RULE_WARPS;
+    LoadedToken<DIM> loaded[COUNT];
+    float value[COUNT];
+
+    __device__ __forceinline__ void load(const DeltaRule &p, u32 head, u32 column, u32 first, u32 end) {
+        static_assert(RULE_BLOCK == 32, "a lane has a value");
 #pragma unroll
-        for (u32 t = 0; t < RULE_TOKENS; t++) {
-            v[t] = t < count && column.exists ? column.value(p, p.qkv + (u64)(start + t) * p.qkv_stride) : 0.0f;
-        }
-        __syncthreads();
-        if (warp < count) loaded.prepare(p, head, tokens[warp]);
-        __syncthreads();
-        load(start + RULE_TOKENS + warp);
-#pragma unroll
-        for (u32 t = 0; t < RULE_TOKENS; t++) {
-            if (t < count) y[t] = column.step(tokens[t], v[t]);
-        }
-#pragma unroll
-        for (u32 t = 0; t < RULE_TOKENS; t++) {
-            if (t >= count) break;
-            float sum = column_sum(y[t]);
-            if (column.stores()) p.out[(u64)(start + t) * p.out_stride + column.place] = sum;
+        for (u32 i = 0; i < COUNT; i++) {
+            u32 row = first + i * RULE_WARPS;
+            if (row >= end) continue;
+            const float *qkv = p.qkv + (u64)row * p.qkv_stride;
+            loaded[i].load(p, qkv, p.decay + (u64)row * p.decay_stride, p.beta + (u64)row * p.beta_stride, head);
+            value[i] = column < p.head_dim ? qkv[(2 * p.key_heads + head) * p.head_dim + column] : 0.0f;
         }
     }
-    column.store_state(p, metadata.state_slot(span));
+
+    __device__ __forceinline__ void prepare(const DeltaRule &p, u32 head, u32 warp, u32 count,
+                                            RuleTokens<DIM> &to) const {
+        u32 lane = threadIdx.x % 32;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            u32 t = warp + i * RULE_WARPS;
+            if (t >= count) continue;
+            RuleToken<DIM> &token = to.tokens[t];
+            loaded[i].prepare(p, head, token);
+            for (u32 j = LoadedToken<DIM>::round_up32(p.head_dim) + lane; j < DIM; j += 32) {
+                token.q[j] = token.k[j] = token.decay[j] = 0.0f;
+            }
+            to.values[t][lane] = value[i];
+        }
+    }
+};
+
+// Some columns of a head's state, neighbours, by eight lanes: a lane has rows 32 j + 4 lane to
+// 32 j + 4 lane + 3.
+template <u32 DIM, bool BY_CHANNEL> struct RuleColumns {
+    static const u32 QUADS = DIM / 32;
+    float s[RULE_COLUMNS][QUADS][4];
+
+    // Calls `four` for four neighbours of the lane's numbers at a time, or `one` for each, where they exist.
+    template <class One, class Four>
+    __device__ __forceinline__ void each(const DeltaRule &p, float *first, u32 column, const One &one,
+                                         const Four &four) {
+        u32 lane = threadIdx.x % RULE_LANES;
+#pragma unroll
+        for (u32 i = 0; i < RULE_COLUMNS * QUADS; i++) {
+            u32 x = i / QUADS, row = 32 * (i % QUADS) + 4 * lane;
+            if (column + x >= p.head_dim || row >= p.head_dim) continue;
+            float *at = first + x * p.head_dim + row;
+            if (p.head_dim % 4 == 0) {
+                four(s[x][i % QUADS], (float4 *)at);
+                continue;
+            }
+#pragma unroll
+            for (u32 c = 0; c < 4; c++) {
+                if (row + c < p.head_dim) one(s[x][i % QUADS][c], at + c);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load(const DeltaRule &p, float *first, u32 column, bool is_new) {
+#pragma unroll
+        for (u32 i = 0; i < RULE_COLUMNS * QUADS * 4; i++) s[i / 4 / QUADS][i / 4 % QUADS][i % 4] = 0.0f;
+        if (is_new) return;
+        each(p, first, column, [](float &x, float *at) { x = *at; }, [](float (&x)[4], float4 *at) {
+            float4 four = *at;
+            x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
+        });
+    }
+
+    __device__ __forceinline__ void store(const DeltaRule &p, float *first, u32 column) {
+        each(p, first, column, [](float &x, float *at) { *at = x; },
+             [](float (&x)[4], float4 *at) { *at = make_float4(x[0], x[1], x[2], x[3]); });
+    }
+
+    // Takes the columns through a token. Lanes get their parts of the results.
+    __device__ __forceinline__ void step(const RuleToken<DIM> &token, const float *values,
+                                         float (&y)[RULE_COLUMNS]) {
+        u32 lane = threadIdx.x % RULE_LANES;
+        float k[QUADS][4], seen[RULE_COLUMNS][4] = {}, part[RULE_COLUMNS][4] = {}, delta[RULE_COLUMNS];
+        float of_head = token.decay[0];
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+            float4 four = ((const float4 *)token.k)[8 * j + lane];
+            k[j][0] = four.x, k[j][1] = four.y, k[j][2] = four.z, k[j][3] = four.w;
+            float decay[4] = {of_head, of_head, of_head, of_head};
+            if (BY_CHANNEL) {
+                four = ((const float4 *)token.decay)[8 * j + lane];
+                decay[0] = four.x, decay[1] = four.y, decay[2] = four.z, decay[3] = four.w;
+            }
+#pragma unroll
+            for (u32 i = 0; i < RULE_COLUMNS * 4; i++) {
+                u32 x = i / 4, c = i % 4;
+                s[x][j][c] *= decay[c];
+                seen[x][c] = fmaf(s[x][j][c], k[j][c], seen[x][c]);
+            }
+        }
+#pragma unroll
+        for (u32 x = 0; x < RULE_COLUMNS; x++) {
+            float sum = column_sum((seen[x][0] + seen[x][1]) + (seen[x][2] + seen[x][3]));
+            delta[x] = token.beta * (values[x] - sum);
+        }
+#pragma unroll
+        for (u32 j = 0; j < QUADS; j++) {
+            float4 four = ((const float4 *)token.q)[8 * j + lane];
+            const float q[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (u32 i = 0; i < RULE_COLUMNS * 4; i++) {
+                u32 x = i / 4, c = i % 4;
+                s[x][j][c] = fmaf(k[j][c], delta[x], s[x][j][c]);
+                part[x][c] = fmaf(s[x][j][c], q[c], part[x][c]);
+            }
+        }
+#pragma unroll
+        for (u32 x = 0; x < RULE_COLUMNS; x++) y[x] = (part[x][0] + part[x][1]) + (part[x][2] + part[x][3]);
+    }
+};
+
+// Takes columns of a head's state through a sequence. Half of the warps prepare tokens, while the others
+// compute those before them.
+template <u32 DIM, bool BY_CHANNEL> DEVICE void delta_rule(const DeltaRule &p) {
+    const u32 TOKENS = RuleTokens<DIM>::COUNT;
+    __shared__ RuleTokens<DIM> prepared[2];
+    StepMetadata metadata = {p.metadata};
+    u32 span = blockIdx.x / p.heads, head = blockIdx.x % p.heads, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 first = metadata.first(span), end = first + metadata.len(span), block_column = blockIdx.y * RULE_BLOCK;
+    if (warp >= RULE_WARPS) {
+        u32 own = warp - RULE_WARPS;
+        RuleProducer<DIM> producer = {};
+        auto load = [&](u32 start) { producer.load(p, head, block_column + lane, start + own, end); };
+        load(first);
+        producer.prepare(p, head, own, end - first, prepared[0]);
+        load(first + TOKENS);
+        __syncthreads();
+        for (u32 start = first + TOKENS, buffer = 1; start < end + TOKENS; start += TOKENS, buffer ^= 1) {
+            producer.prepare(p, head, own, start < end ? end - start : 0, prepared[buffer]);
+            load(start + TOKENS);
+            __syncthreads();
+        }
+        return;
+    }
+    u32 own_column = threadIdx.x / RULE_LANES * RULE_COLUMNS, column = block_column + own_column;
+    u64 first_of_all = ((u64)metadata.state_slot(span) * p.heads + head) * p.head_dim + column;
+    float *states = p.states + first_of_all * p.head_dim;
+    RuleColumns<DIM, BY_CHANNEL> columns;
+    columns.load(p, states, column, metadata.start(span) == 0);
+    __syncthreads();
+    for (u32 start = first, buffer = 0; start < end; start += TOKENS, buffer ^= 1) {
+        u32 count = min(TOKENS, end - start);
+#pragma unroll 1
+        for (u32 t = 0; t < count; t++) {
+            float y[RULE_COLUMNS], *out = p.out + (u64)(start + t) * p.out_stride + head * p.head_dim + column;
+            columns.step(prepared[buffer].tokens[t], prepared[buffer].values[t] + own_column, y);
+#pragma unroll
+            for (u32 x = 0; x < RULE_COLUMNS; x++) {
+                float sum = column_sum(y[x]);
+                if (lane % RULE_LANES == x && column + x < p.head_dim) out[x] = sum;
+            }
+        }
+        __syncthreads();
+    }
+    // As of scans.
+    launch_dependents();
+    columns.store(p, states, column);
 }
+
+// The gated delta rule with heads of up to 128 or 256, and with decays by channel. Grid: (spans x heads, blocks
+// of columns). Bound by the memory of the state in decode, by latency in prefill.
+#define DELTA_RULE(NAME, DIM, BY_CHANNEL)                                                             \
+    KERNEL __launch_bounds__(64 * RULE_WARPS, DIM > 128 ? 1 : 3) NAME(const __grid_constant__ DeltaRule p) { \
+        grid_dependency_wait();                                                                      \
+        delta_rule<DIM, BY_CHANNEL>(p);                                                               \
+    }
+DELTA_RULE(delta_rule_128, 128, false)
+DELTA_RULE(delta_rule_256, 256, false)
+DELTA_RULE(delta_rule_128_by_channel, 128, true)
+DELTA_RULE(delta_rule_256_by_channel, 256, true)
 
 // Reads memory at full bandwidth, to measure it.
 KERNEL read_all(const __grid_constant__ ReadAll p) {

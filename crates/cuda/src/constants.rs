@@ -105,6 +105,8 @@ shared! {
     MAX_SPLIT_DIM: usize = 128;
     /// Rows of a sequence that a thread of the convolution takes.
     CONV_ROWS: usize = 32;
+    /// Columns of a head's state that a block of a delta rule takes.
+    RULE_BLOCK: usize = 32;
     /// The widest heads of a delta rule.
     MAX_RULE_DIM: usize = 256;
     /// The widest heads of a delta rule in the persistent kernel.

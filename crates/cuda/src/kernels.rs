@@ -163,6 +163,22 @@ impl Scans {
     }
 }
 
+/// Delta rules with heads of up to 128 and 256, each also with decays by channel.
+pub(crate) struct DeltaRules {
+    pub(crate) of_128: [Kernel; 2],
+    pub(crate) of_256: [Kernel; 2],
+}
+
+impl DeltaRules {
+    fn load(module: &Module) -> Result<DeltaRules> {
+        let both = |name: &str| -> Result<[Kernel; 2]> {
+            let by_channel = format!("{name}_by_channel");
+            Ok([module.kernel(name, 0)?, module.kernel(&by_channel, 0)?])
+        };
+        Ok(DeltaRules { of_128: both("delta_rule_128")?, of_256: both("delta_rule_256")? })
+    }
+}
+
 /// Prefill attention of halves and of bytes, of each of [`PREFILL_DIMS`].
 struct PrefillAttention {
     mma: [Vec<Kernel>; 2],
@@ -229,7 +245,7 @@ pub(crate) struct Kernels {
     pub(crate) sample: Kernel,
     pub(crate) conv: Kernel,
     pub(crate) scans: Scans,
-    pub(crate) delta_rule: Kernel,
+    pub(crate) delta_rules: DeltaRules,
     pub(crate) read_all: Kernel,
     pub(crate) all_gather: Kernel,
     pub(crate) update_expert_cache: Kernel,
@@ -297,7 +313,7 @@ impl Kernels {
             sample: sample.kernel("sample", 0)?,
             conv: recurrent.kernel("conv", 0)?,
             scans: Scans::load(recurrent)?,
-            delta_rule: recurrent.kernel("delta_rule", 0)?,
+            delta_rules: DeltaRules::load(recurrent)?,
             read_all: recurrent.kernel("read_all", 0)?,
             all_gather: modules.all_gather.kernel("all_gather", 0)?,
             update_expert_cache: expert_cache.kernel("update_expert_cache", MIN_SHARED_BYTES)?,

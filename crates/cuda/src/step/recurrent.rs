@@ -4,7 +4,7 @@ use bodkin_backend::Result;
 
 use super::rows::act_number;
 use super::{Step, THREADS};
-use crate::constants::{CONV_ROWS, MAX_RULE_DIM, SCAN_DECODE_ROWS, SCAN_ROWS};
+use crate::constants::{CONV_ROWS, MAX_RULE_DIM, RULE_BLOCK, SCAN_DECODE_ROWS, SCAN_ROWS};
 use crate::lower::{Conv, DeltaRuleStage, ScanStage};
 use crate::parameters as p;
 
@@ -96,10 +96,13 @@ impl Step<'_> {
 
     pub(super) fn delta_rule(&self, stage: &DeltaRuleStage) -> Result<()> {
         let (parameters, r) = (self.rule_parameters(stage), &stage.rule);
-        // Eight lanes take a column.
-        let grid = [self.size.spans * r.value_heads, r.head_dim.div_ceil(THREADS / 8), 1];
+        let rules = &self.kernels.delta_rules;
+        let kernels = if r.head_dim <= 128 { rules.of_128 } else { rules.of_256 };
+        let kernel = kernels[usize::from(r.is_channelwise)];
+        let blocks = r.head_dim.div_ceil(RULE_BLOCK);
+        let grid = [self.size.spans * r.value_heads, blocks, 1];
         // SAFETY: every span has a state slot of its own.
-        unsafe { self.device.launch(self.kernels.delta_rule, grid, THREADS, 0, &parameters) }
+        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
     }
 
     /// The parameters of a delta rule.
