@@ -37,10 +37,7 @@ pub(super) fn cases() -> Vec<Case> {
     ] {
         let scan = mamba_2(heads, head_dim, groups, state);
         cases.push(scanned(scan, TOKENS));
-        // With few rows only: prompts of any length take them alike.
-        if state > 32 && heads * head_dim < 100 {
-            cases.push(scanned(scan, LONG));
-        }
+        cases.push(scanned(scan, LONG));
         cases.push(scanned(Scan { is_channelwise: true, ..scan }, TOKENS));
     }
     cases.extend(delta_rules());
@@ -106,7 +103,16 @@ fn scan(maker: &mut Maker, [x, b, c, dt]: [Value; 4], s: Scan) -> Value {
 
 /// Rules alone, with few and with many heads of each kind.
 fn delta_rules() -> impl Iterator<Item = Case> {
-    let shapes = [(1, 1, 1), (2, 4, 7), (1, 3, 16), (2, 6, 33), (3, 3, 20), (1, 2, 128)];
+    let shapes = [
+        (1, 1, 1),
+        (2, 4, 7),
+        (1, 3, 16),
+        (2, 6, 33),
+        (3, 3, 20),
+        (1, 2, 128),
+        (1, 1, 129),
+        (1, 1, 256),
+    ];
     let rules = shapes.into_iter().flat_map(|(key_heads, value_heads, head_dim)| {
         [(false, false), (true, false), (false, true)].map(|(is_cyclic, is_channelwise)| {
             DeltaRule { key_heads, value_heads, head_dim, is_cyclic, is_channelwise }

@@ -103,10 +103,13 @@
 // The most state elements of a row of a scan.
 #define MAX_SCAN_STATE 256u
 
+// Threads of a block of a scan or a delta rule.
+#define RECURRENT_THREADS 256u
+
 // Rows of a head's state that a warp of a scan takes.
 #define SCAN_ROWS 2u
 
-// The same where each sequence has one token.
+// The same where each sequence has one token and decays are those of heads.
 #define SCAN_DECODE_ROWS 4u
 
 // Groups of a row's logits in sampling.

@@ -383,7 +383,7 @@ template <u32 WEIGHTS> DEVICE void gemv_f32(const Matmul &p) {
             for (u32 j = 0; j < WEIGHTS; j++) slices[r][j] = fma4(w[j], x[r], slices[r][j]);
         }
     }
-    // A lane of each warp has the sum of a result, in their order.
+    // Lane i gets the warp's sum of result i.
     float results[GEMV_F32_ROWS * WEIGHTS];
 #pragma unroll
     for (u32 i = 0; i < GEMV_F32_ROWS * WEIGHTS; i++) results[i] = slices[i / WEIGHTS][i % WEIGHTS];

@@ -51,7 +51,7 @@ struct Matmul {
     u32 experts; // 0 without experts
     u32 act; // activation function of a gated matmul
     u32 experts_used; // by each row; 0 without experts
-    u32 shares_input; // whether all experts of a row read the same input
+    u32 shares_input; // whether all experts of a row read the same input; their results are not summed then
     u32 cols;
     float norm_eps;
     u32 slices; // split-K

@@ -102,8 +102,8 @@ DEVICE bool has_ungated_experts(const Matmul &p, bool is_gated) { return EXPERTS
 // first.
 DEVICE u32 first_tile_of_block(const Matmul &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
 
-// Blocks that take tiles round-robin. With experts the last block takes none: it has just run the
-// router and would be late. The producer has no register for their number between stages.
+// Blocks that take tiles round-robin. With gated experts the last block takes none: it has just run
+// the router and would be late. The producer has no register for their number between stages.
 DEVICE u32 blocks_of(const Matmul &p) { return EXPERTS && p.experts_used ? opaque(gridDim.x) - 1 : gridDim.x; }
 
 // Whether this block has any tile.

@@ -44,7 +44,7 @@ DEVICE void conv_row(u32 stage) {
 #define LANE_STATES (MAX_SCAN_STATE / 32) // state elements of a lane
 
 // A row of a head's state, by a warp: lane i has elements i, i + 32 and so on. The arithmetic is that of
-// `scan_rows` in recurrent.cu.
+// `scan_rows` in recurrent.cu: `cargo xtask emulate` and `conformance` compare their bits.
 struct ScanRow {
     u32 head, row, group, channel, column;
     bool exists;
@@ -90,18 +90,18 @@ struct ScanRow {
 
     __device__ __forceinline__ float decay(float dt) const { return expf(dt * a[0]); }
 
-    // Takes the row through a token, of which `b_of` and `c_of` read elements of B and C. Returns the
-    // lane's part of the sum of the row's elements times C.
-    template <class B, class C>
-    __device__ __forceinline__ float step(const Scan &p, float dt, float x, float decay, const B &b_of, const C &c_of) {
+    // Takes the row through a token, with the lane's elements of B and C. Returns the lane's part of the
+    // sum of the row's elements times C.
+    __device__ __forceinline__ float step(const Scan &p, float dt, float x, float decay,
+                                          const float (&b)[LANE_STATES], const float (&c)[LANE_STATES]) {
         float y = 0.0f;
 #pragma unroll
         for (u32 j = 0; j < LANE_STATES; j++) {
             u32 at = 32 * j + threadIdx.x % 32;
             if (at >= p.state_dim) break;
             if (is_channelwise) decay = expf(dt * a[j]);
-            h[j] = fmaf(dt * x, b_of(j, at), decay * h[j]);
-            y = fmaf(h[j], c_of(j, at), y);
+            h[j] = fmaf(dt * x, b[j], decay * h[j]);
+            y = fmaf(h[j], c[j], y);
         }
         return y;
     }
@@ -124,8 +124,7 @@ DEVICE void scan_row(u32 stage) {
         }
         float dt = row.time_step(poll(p.dt + row.channel)), x = poll(p.x + row.column);
         float gate = p.gate ? poll(p.gate + row.column) : 0.0f;
-        float of_lane = row.step(p, dt, x, row.decay(dt), [&](u32 j, u32) { return b[j]; },
-                                 [&](u32 j, u32) { return c[j]; });
+        float of_lane = row.step(p, dt, x, row.decay(dt), b, c);
         float y = fmaf(row.d, x, warp_sum(of_lane));
         if (p.gate) y = gated(p.act, gate, y);
         if (lane == 0 && p.out) store_relaxed(p.out + row.column, y);
@@ -135,7 +134,7 @@ DEVICE void scan_row(u32 stage) {
 }
 
 // A column of a head's state, by eight lanes: a lane has rows 32 j + 4 lane to 32 j + 4 lane + 3. The
-// arithmetic is that of `delta_rule` in recurrent.cu.
+// arithmetic is that of `delta_rule` in recurrent.cu, and bits are compared likewise.
 template <u32 DIM> struct RuleColumn {
     static const u32 QUADS = DIM / RULE_LANES / 4;
     u32 head, column, lane, place; // place: in the result
@@ -175,9 +174,6 @@ template <u32 DIM> struct RuleColumn {
             }
         }
     }
-
-    // The column's element of v.
-    __device__ __forceinline__ float value(const DeltaRule &p, const float *qkv) const { return qkv[value_at]; }
 
     // Takes the column through a token. Returns the lane's part of the result.
     __device__ __forceinline__ float step(const RuleToken<DIM> &token, float v) {

@@ -33,7 +33,7 @@ KERNEL conv(const __grid_constant__ Conv p) {
     }
 }
 
-#define SCAN_WARPS 8u // of a block
+#define SCAN_WARPS (RECURRENT_THREADS / 32) // of a block
 
 // B and C of some tokens, with zeros behind the last state element.
 template <u32 TOKENS, u32 WIDTH> struct ScanTokens {
@@ -176,7 +176,7 @@ template <u32 ROWS, u32 TOKENS, u32 STATES, bool BY_CHANNEL> DEVICE void scan_ro
 // The scan of a state-space layer, with up to 128 or 256 state elements a row, or with decays by channel.
 // Grid: (spans x heads, blocks that share the rows of a head). Bound by latency and shared memory.
 #define SCAN(NAME, ROWS, TOKENS, STATES, BY_CHANNEL)                                                  \
-    KERNEL __launch_bounds__(32 * SCAN_WARPS) NAME(const __grid_constant__ Scan p) {                  \
+    KERNEL __launch_bounds__(RECURRENT_THREADS) NAME(const __grid_constant__ Scan p) {                  \
         grid_dependency_wait();                                                                      \
         scan_rows<ROWS, TOKENS, STATES, BY_CHANNEL>(p);                                               \
     }
@@ -187,8 +187,8 @@ SCAN(scan_by_channel, SCAN_ROWS, 8, 8, true)
 SCAN(scan_128_decode, SCAN_DECODE_ROWS, 1, 4, false)
 SCAN(scan_256_decode, SCAN_DECODE_ROWS, 1, 8, false)
 
-#define RULE_WARPS 4u   // of a block that prepare tokens; the same number take columns through them
-#define RULE_COLUMNS 2u // that eight lanes take
+#define RULE_WARPS (RECURRENT_THREADS / 64) // of a block that prepare tokens; the same number take columns through them
+#define RULE_COLUMNS 2u                      // that eight lanes take
 static_assert(RULE_BLOCK == RULE_WARPS * 32 / RULE_LANES * RULE_COLUMNS, "all columns of a block");
 
 // What a block needs of the tokens that are prepared together.
@@ -333,11 +333,11 @@ template <u32 DIM, bool BY_CHANNEL> DEVICE void delta_rule(const DeltaRule &p) {
         load(first);
         producer.prepare(p, head, own, end - first, prepared[0]);
         load(first + TOKENS);
-        __syncthreads();
+        sync<RECURRENT_THREADS>();
         for (u32 start = first + TOKENS, buffer = 1; start < end + TOKENS; start += TOKENS, buffer ^= 1) {
             producer.prepare(p, head, own, start < end ? end - start : 0, prepared[buffer]);
             load(start + TOKENS);
-            __syncthreads();
+            sync<RECURRENT_THREADS>();
         }
         return;
     }
@@ -346,7 +346,7 @@ template <u32 DIM, bool BY_CHANNEL> DEVICE void delta_rule(const DeltaRule &p) {
     float *states = p.states + first_of_all * p.head_dim;
     RuleColumns<DIM, BY_CHANNEL> columns;
     columns.load(p, states, column, metadata.start(span) == 0);
-    __syncthreads();
+    sync<RECURRENT_THREADS>();
     for (u32 start = first, buffer = 0; start < end; start += TOKENS, buffer ^= 1) {
         u32 count = min(TOKENS, end - start);
 #pragma unroll 1
@@ -359,7 +359,7 @@ template <u32 DIM, bool BY_CHANNEL> DEVICE void delta_rule(const DeltaRule &p) {
                 if (lane % RULE_LANES == x && column + x < p.head_dim) out[x] = sum;
             }
         }
-        __syncthreads();
+        sync<RECURRENT_THREADS>();
     }
     // As of scans.
     launch_dependents();
@@ -369,7 +369,7 @@ template <u32 DIM, bool BY_CHANNEL> DEVICE void delta_rule(const DeltaRule &p) {
 // The gated delta rule with heads of up to 128 or 256, and with decays by channel. Grid: (spans x heads, blocks
 // of columns). Bound by the memory of the state in decode, by latency in prefill.
 #define DELTA_RULE(NAME, DIM, BY_CHANNEL)                                                             \
-    KERNEL __launch_bounds__(64 * RULE_WARPS, DIM > 128 ? 1 : 3) NAME(const __grid_constant__ DeltaRule p) { \
+    KERNEL __launch_bounds__(RECURRENT_THREADS, DIM > 128 ? 1 : 3) NAME(const __grid_constant__ DeltaRule p) { \
         grid_dependency_wait();                                                                      \
         delta_rule<DIM, BY_CHANNEL>(p);                                                               \
     }

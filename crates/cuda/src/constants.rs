@@ -113,9 +113,11 @@ shared! {
     PERSISTENT_RULE_DIM: usize = 128;
     /// The most state elements of a row of a scan.
     MAX_SCAN_STATE: usize = 256;
+    /// Threads of a block of a scan or a delta rule.
+    RECURRENT_THREADS: usize = 256;
     /// Rows of a head's state that a warp of a scan takes.
     SCAN_ROWS: usize = 2;
-    /// The same where each sequence has one token.
+    /// The same where each sequence has one token and decays are those of heads.
     SCAN_DECODE_ROWS: usize = 4;
     /// Groups of a row's logits in sampling.
     LOGIT_GROUPS: usize = 512;

@@ -118,7 +118,7 @@ parameters! {
         act: u32,
         /// by each row; 0 without experts
         experts_used: u32,
-        /// whether all experts of a row read the same input
+        /// whether all experts of a row read the same input; their results are not summed then
         shares_input: u32, cols: u32, norm_eps: f32,
         /// split-K
         slices: u32,

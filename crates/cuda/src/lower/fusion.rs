@@ -34,7 +34,7 @@ pub(super) fn fusions(plan: &Plan, program: &Program) -> Vec<Fusion> {
 }
 
 /// If the results of the experts' matmul `i` are only summed: the value to which the next stage
-/// adds the sum, if nothing else reads that, and the result.
+/// adds the sum, if nothing else reads the sum, and the result.
 fn summed(program: &Program, i: usize) -> Option<(Option<Value>, Value)> {
     let [matmul, sum] = program.stages.get(i..i + 2)? else { return None };
     let Work::Matmul(Matmul { operands, epilogue: Epilogue::None, experts: Some(experts), .. }) =

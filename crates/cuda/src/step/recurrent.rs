@@ -4,7 +4,9 @@ use bodkin_backend::Result;
 
 use super::rows::act_number;
 use super::{Step, THREADS};
-use crate::constants::{CONV_ROWS, MAX_RULE_DIM, RULE_BLOCK, SCAN_DECODE_ROWS, SCAN_ROWS};
+use crate::constants::{
+    CONV_ROWS, MAX_RULE_DIM, RECURRENT_THREADS, RULE_BLOCK, SCAN_DECODE_ROWS, SCAN_ROWS,
+};
 use crate::lower::{Conv, DeltaRuleStage, ScanStage};
 use crate::parameters as p;
 
@@ -49,10 +51,10 @@ impl Step<'_> {
             (false, false, ..=128) => (scans.of_128, SCAN_ROWS),
             (false, false, _) => (scans.of_256, SCAN_ROWS),
         };
-        let row_blocks = s.head_dim.div_ceil(THREADS / 32 * rows);
+        let row_blocks = s.head_dim.div_ceil(RECURRENT_THREADS / 32 * rows);
         let grid = [self.size.spans * s.heads, row_blocks, 1];
         // SAFETY: every span has a state slot of its own.
-        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
+        unsafe { self.device.launch(kernel, grid, RECURRENT_THREADS, 0, &parameters) }
     }
 
     /// The parameters of a scan.
@@ -102,7 +104,7 @@ impl Step<'_> {
         let blocks = r.head_dim.div_ceil(RULE_BLOCK);
         let grid = [self.size.spans * r.value_heads, blocks, 1];
         // SAFETY: every span has a state slot of its own.
-        unsafe { self.device.launch(kernel, grid, THREADS, 0, &parameters) }
+        unsafe { self.device.launch(kernel, grid, RECURRENT_THREADS, 0, &parameters) }
     }
 
     /// The parameters of a delta rule.
