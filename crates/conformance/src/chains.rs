@@ -29,19 +29,22 @@ pub(super) fn cases() -> Vec<Case> {
             5.0 * INTEGER,
         ),
         fused_projection(),
-        wide_decoder(usual_attention(8, 2, 64), (RopeStyle::Neox, 64), 20),
+        wide_decoder(usual_attention(8, 2, 64), (RopeStyle::Neox, 64), 20, false),
+        wide_decoder(usual_attention(8, 2, 64), (RopeStyle::Norm, 32), 20, true),
         // An odd number of heads that share a key head, dimensions of an odd number of eights, and
         // KV splits in a window.
         wide_decoder(
             Attention { value_dim: 48, window: Some(70), ..usual_attention(10, 2, 40) },
             (RopeStyle::Neox, 40),
             150,
+            false,
         ),
         // Dimensions of no whole eights, of which some are rotated, and values of more than 64.
         wide_decoder(
             Attention { value_dim: 76, softcap: Some(20.0), ..usual_attention(8, 4, 36) },
             (RopeStyle::Norm, 20),
             150,
+            false,
         ),
         long_norm(),
         many_rows(Format::F16, HALF_STATE),
@@ -92,11 +95,17 @@ fn decoder(name: &str, formats: [Format; 3], window: Option<usize>, tolerance: f
 }
 
 /// Two blocks of plain stages and a wide head, all quantised: what a backend may run in one piece
-/// where it has one row.
-fn wide_decoder(attention: Attention, (style, dims): (RopeStyle, usize), tokens: usize) -> Case {
+/// where it has one row. The result of a block may be multiplied by a weight.
+fn wide_decoder(
+    attention: Attention,
+    (style, dims): (RopeStyle, usize),
+    tokens: usize,
+    is_scaled: bool,
+) -> Case {
     let (format, width, hidden, vocabulary) = (Format::Q8_0, 512, 768, 4224);
     let Attention { heads, kv_heads, key_dim, value_dim, .. } = attention;
-    let name = format!("wide decoder Q8_0, heads of {key_dim} + {value_dim}");
+    let scaled = if is_scaled { ", scaled" } else { "" };
+    let name = format!("wide decoder Q8_0, heads of {key_dim} + {value_dim}{scaled}");
     let mut maker = Maker::speaking(name, vocabulary);
     let table = maker.matrix(format, vocabulary, width);
     let mut x = maker.push(Op::Embed { table, by: EmbedBy::Token }, width);
@@ -120,6 +129,10 @@ fn wide_decoder(attention: Attention, (style, dims): (RopeStyle, usize), tokens:
         let h = maker.push(Op::Glu { gate, up, act: Act::Silu }, hidden);
         let h = maker.linear(h, format, width);
         x = maker.push(Op::Add { a: x, b: h }, width);
+        if is_scaled {
+            let weight = maker.floats(&[0.75]);
+            x = maker.push(Op::ScaleBy { input: x, weight }, width);
+        }
     }
     let input = norm(&mut maker, x, 1);
     maker.push(Op::Logits { input, weight: table, bias: None }, vocabulary);

@@ -216,6 +216,7 @@ impl Variant {
                 Work::Conv(_)
                 | Work::Scan(_)
                 | Work::Elementwise { .. }
+                | Work::ScaleBy { .. }
                 | Work::SliceConcat(_)
                 | Work::ConvertInput { .. },
                 _,
@@ -261,7 +262,9 @@ impl Variant {
         let is_half = |out: Value| matches!(program.values[out.0].content, Content::Halves(_));
         let inputs = match (matmul.epilogue, fusion) {
             (Epilogue::Gate { out, .. }, _) => (experts.is_shared && is_half(out)).then_some(1),
-            (_, MatmulFusion::Sum { .. }) => Some(experts.used),
+            (_, MatmulFusion::Sum { .. }) => {
+                (!experts.is_shared || experts.used == 1).then_some(experts.used)
+            }
             _ => (experts.is_shared && matmul.operands.len() == 1).then_some(1),
         };
         let can = self.has_experts && experts.route.is_some() && experts.used <= MAX_CHOSEN;
@@ -339,15 +342,13 @@ mod tests {
             }
         }
         let program = lower(&plan, true, 1);
-        let is_sum = |fusion: &&Fusion| {
-            matches!(fusion, Fusion::Runs(MatmulFusion::Sum { added: None, .. }))
-        };
-        assert!(program.fusions.iter().filter(is_sum).count() > 0);
-        for (i, stage) in program.stages.iter().enumerate() {
-            if ["ffn_up_exps", "ffn_down_exps", "expert_sum"].contains(&stage.name.as_str()) {
-                let bytes = VARIANTS[2].workspace(&plan, &program, KvLayout::F16, i);
-                assert!(bytes.is_some(), "{}", stage.name);
-            }
+        let is_sum =
+            |fusion: &Fusion| matches!(fusion, Fusion::Runs(MatmulFusion::Sum { added: None, .. }));
+        assert!(program.fusions.iter().any(is_sum));
+        for name in ["ffn_up_exps", "ffn_down_exps", "expert_sum"] {
+            let i = program.stages.iter().position(|stage| stage.name == name).unwrap();
+            let bytes = VARIANTS[2].workspace(&plan, &program, KvLayout::F16, i);
+            assert!(bytes.is_some(), "{name}");
         }
     }
 

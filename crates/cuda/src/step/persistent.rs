@@ -30,6 +30,7 @@ impl Step<'_> {
                     MatmulFusion::None => {}
                     MatmulFusion::Norm(norm) => self.normalize_input(&mut parameters, norm),
                     MatmulFusion::Sum { added, out } => {
+                        // Also a single expert's input, which counts as shared.
                         parameters.shares_input = 0;
                         if let Some(added) = added {
                             parameters.residual = self.result_place(*added, shape, 1).0;
@@ -64,6 +65,10 @@ impl Step<'_> {
             Work::Elementwise { function, a, b, out, half_out } => {
                 let parameters =
                     self.elementwise_parameters(*function, (*a, *b), (*out, *half_out));
+                p::Stage::new(OP_ELEMENTWISE, &parameters)
+            }
+            Work::ScaleBy { input, weight, out } => {
+                let parameters = self.scale_by_parameters(*input, *weight, *out);
                 p::Stage::new(OP_ELEMENTWISE, &parameters)
             }
             Work::SliceConcat(slice_concat) => {

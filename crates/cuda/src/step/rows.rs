@@ -203,11 +203,21 @@ impl Step<'_> {
         weight: WeightId,
         out: Value,
     ) -> Result<()> {
+        self.elementwise(rows, &self.scale_by_parameters(input, weight, out))
+    }
+
+    /// The parameters of that.
+    pub(super) fn scale_by_parameters(
+        &self,
+        input: Value,
+        weight: WeightId,
+        out: Value,
+    ) -> p::Elementwise {
         let (values, weights) = (self.place(Some(input)), (self.vector(Some(weight)), 0));
         let is_one = self.weights[weight.0].len == 1;
         let (a, b) = if is_one { (weights, values) } else { (values, weights) };
         let width = self.content(out).stride();
-        let parameters = p::Elementwise {
+        p::Elementwise {
             a: a.0,
             b: b.0,
             out: self.address(out),
@@ -219,8 +229,7 @@ impl Step<'_> {
             act: act_number(Act::Identity),
             part: width as u32,
             ..p::Elementwise::default()
-        };
-        self.elementwise(rows, &parameters)
+        }
     }
 
     pub(super) fn rescale(&self, rows: usize, input: Value, like: Value, out: Value) -> Result<()> {
