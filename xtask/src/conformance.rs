@@ -12,13 +12,13 @@ use bodkin_wgpu::Wgpu;
 
 /// Tokens of prompts, and steps after them, of a model's comparison: they cross a KV split's end,
 /// give each block of a device several splits, and more splits than are combined at a time.
-const PROMPTS: [(usize, usize); 3] = [(100, 60), (4300, 8), (12_400, 8)];
+const PROMPTS: [(usize, usize); 3] = [(120, 20), (4300, 8), (12_400, 8)];
 /// Tokens of a prompt that are read in one step, where nothing else is said.
 const BATCH: usize = 512;
 
 /// A prompt, and steps after it, whose last chunk has two KV splits of prefill attention, which a
 /// block merges where there are many, and the tokens of a chunk so small that blocks share them.
-const CHUNKED: (usize, usize) = (2560, 1);
+const CHUNKED: (usize, usize) = (2112, 1);
 const SMALL_CHUNK: usize = 24;
 
 /// How the bits that are compared were made.
