@@ -29,6 +29,9 @@ const COSINE_DISTANCE: f64 = 1e-4;
 const NEAR_TIE: f64 = 0.05;
 /// Tokens in the longest step.
 const STEP: usize = 1024;
+/// The tokens of the longest prompt on levels that are neither the detected nor the portable one: what
+/// long prompts need besides, such as windows, is the same code on all levels.
+const MOST_ON_OTHER_LEVELS: usize = 130;
 
 /// How a prompt is fed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,32 +42,36 @@ enum Feeding {
 }
 
 /// Runs every model of the kit whose architecture is known on the reference interpreter and on the
-/// CPU at every level, unless others were chosen; on a GPU only if it was.
+/// CPU at every level, on some of which only short prompts, unless others were chosen; on a GPU only
+/// if it was.
 pub(crate) fn run(kit: &Path, chosen: &Selection) -> Result<Report> {
     let mut report = Report::default();
-    let mut backends: Vec<Box<dyn Backend>> = vec![Box::new(Reference)];
+    let mut backends: Vec<(Box<dyn Backend>, usize)> = vec![(Box::new(Reference), chosen.tokens)];
     for isa in Isa::available() {
-        backends.push(Box::new(Cpu { isa, ..Cpu::new(Some(1))? }));
+        let is_whole = [Isa::detect(), Isa::Portable].contains(&isa);
+        let most = if is_whole { usize::MAX } else { MOST_ON_OTHER_LEVELS };
+        let cpu = Cpu { isa, ..Cpu::new(Some(1))? };
+        backends.push((Box::new(cpu), chosen.tokens.min(most)));
     }
     let wanted = &chosen.backend;
     let gpu = super::kit::gpu(wanted)?;
     // The reference and CPUs have one thread each.
     let workers = if gpu.is_some() { 1 } else { std::thread::available_parallelism()?.get() };
     match gpu {
-        Some(gpu) => backends = vec![gpu],
-        None => backends.retain(|backend| backend.name().starts_with(wanted.as_str())),
+        Some(gpu) => backends = vec![(gpu, chosen.tokens)],
+        None => backends.retain(|(backend, _)| backend.name().starts_with(wanted.as_str())),
     }
     ensure!(!backends.is_empty(), "--backend: no backend's name starts with `{wanted}`");
     let names = names(kit, &chosen.model)?;
-    let runs: Vec<(&dyn Backend, &str)> = backends
+    let runs: Vec<(&dyn Backend, usize, &str)> = backends
         .iter()
-        .flat_map(|backend| names.iter().map(|name| (backend.as_ref(), name.as_str())))
+        .flat_map(|(backend, most)| names.iter().map(|name| (backend.as_ref(), *most, name.as_str())))
         .collect();
     let next = AtomicUsize::new(0);
     let work = || {
         let mut report = Report::default();
-        while let Some((backend, name)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            run_one(kit, name, *backend, chosen.tokens, &mut report)
+        while let Some((backend, most, name)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            run_one(kit, name, *backend, *most, &mut report)
                 .with_context(|| (*name).to_owned())?;
         }
         Ok::<Report, anyhow::Error>(report)
