@@ -155,7 +155,7 @@
 // Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
 // weights with their barriers and where they are stored, partial sums, six stages, page
 // tables, addresses of experts, the position, the state slot and sums of warps.
-#define PERSISTENT_BYTES 172224u
+#define PERSISTENT_BYTES 172320u
 
 // Page tables that the persistent kernel's attention may have.
 #define MAX_TABLES 4u

@@ -85,12 +85,23 @@ template <bool ALL_DEVICES = true, class T> DEVICE void store_result(const Matmu
     if (ALL_DEVICES) store_on_peers(p, to, x);
 }
 
-// Epilogue: scale, bias and residual of row `row` of matrix `i`, for result row `at`.
+// Stores the gated or activated result of row `row` of a matrix for result row `at`, as a float or as a
+// matmul input.
+DEVICE void store_activated(const Matmul &p, const Matrix &m, u32 row, u32 at, float y) {
+    if (p.half_out) {
+        store_result(p, p.half_out + half_at(p.half_stride, at, row), to_input(y));
+    } else {
+        store_result(p, m.out + (u64)at * m.out_stride + row, y);
+    }
+}
+
+// Epilogue: scale, bias and activation or residual of row `row` of matrix `i`, for result row `at`.
 DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float sum, u32 exponent,
                      float residual) {
     const Matrix &m = p.matrices[i];
     if (row >= m.rows) return;
     float y = scale_and_bias(m, expert, row, sum, exponent);
+    if (p.act) return store_activated(p, m, row, at, activate(p.act, y));
     if (p.residual && i == 0) y = residual + y * p.factor;
     store_result(p, m.out + (u64)at * m.out_stride + row, y);
 }
@@ -102,14 +113,11 @@ DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float g
     if (row >= m.rows) return;
     float y = gated(p.act, scale_and_bias(m, expert, row, gate, gate_exponent),
                     scale_and_bias(p.matrices[1], expert, row, up, up_exponent));
-    if (p.half_out) {
-        store_result(p, p.half_out + half_at(p.half_stride, at, row), to_input(y));
-    } else {
-        store_result(p, m.out + (u64)at * m.out_stride + row, y);
-    }
+    store_activated(p, m, row, at, y);
 }
 
 #define ANY_ACTIVATION ~0u
+#define NO_ACTIVATION 0u
 
 // What a row's sums are multiplied by, and its bias, for many of them.
 struct RowScale {
@@ -181,6 +189,8 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
         // One branch for all of them, so that their computations overlap.
         if (GATED && p.act == SILU) {
             finish<N, SILU>(sums, others);
+        } else if (!GATED && p.act == NO_ACTIVATION) {
+            finish<N, NO_ACTIVATION>(sums, others);
         } else {
             finish<N, ANY_ACTIVATION>(sums, others);
         }
@@ -196,6 +206,8 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
                 float y = scales[j].of(sums[i][j]);
                 if (GATED) {
                     y = gated(ACT == ANY_ACTIVATION ? p.act : ACT, y, up_scales[j].of(others[i][j]));
+                } else if (ACT == ANY_ACTIVATION) {
+                    y = activate(p.act, y);
                 } else if (has_residuals) {
                     y = others[i][j] + y * p.factor;
                 }
@@ -206,7 +218,7 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
 
     // Stores the results of input row `at`.
     __device__ __forceinline__ void store(u32 at, const float (&y)[ROWS]) const {
-        if (GATED && p.half_out) {
+        if (p.half_out) {
             if (!ALL_DEVICES && ROWS == 2 && DISTANCE == 1 && exists(1)) {
                 // Rows are even, and so are strides.
                 u32 pair = to_input(y[0]) | (u32)to_input(y[1]) << 16;
@@ -236,7 +248,7 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
 template <bool GATED> DEVICE void store_again_on_peers(const Matmul &p, u32 i, u32 row, u32 at) {
     const Matrix &m = p.matrices[GATED ? 0 : i];
     if (row >= m.rows) return;
-    if (GATED && p.half_out) {
+    if (p.half_out) {
         u16 *half = p.half_out + half_at(p.half_stride, at, row);
         store_on_peers(p, half, *half);
     } else {

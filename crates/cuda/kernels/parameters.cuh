@@ -35,7 +35,7 @@ struct Matmul {
     const void *input; // [.., input_stride] in f16; for f32 weights, in f32
     const u32 *metadata; // maps outputs to input rows, or none: they are the same
     const float *residual; // added to the first matrix's result, or none
-    u16 *half_out; // destination of a gated result that is itself a matmul input, or none
+    u16 *half_out; // destination of a gated or activated result that is itself a matmul input, or none
     const float *route; // [.., route_stride]: expert weights, then expert ids
     const float *norm_input; // the only row before its RMS norm, or none: replaces `input`
     const float *norm_weight;
@@ -49,7 +49,7 @@ struct Matmul {
     u32 slice_chunks; // chunks of a split-K slice
     u32 rows; // of the input
     u32 experts; // 0 without experts
-    u32 act; // activation function of a gated matmul
+    u32 act; // activation function of a gated matmul, or of the result of a single matrix
     u32 experts_used; // by each row; 0 without experts
     u32 shares_input; // whether all experts of a row read the same input; their results are not summed then
     u32 cols;
@@ -58,10 +58,12 @@ struct Matmul {
     u32 chunk_bytes; // of the weights' layout
     u32 slot_bytes; // what a slot of the persistent kernel holds
     float factor; // multiplies the result before the residual is added
+    u32 blocks; // of the persistent kernel: those that take tiles
+    u32 padding;
     u32 peers; // other devices that the results are also stored on
     const u64 *distances; // [peers]: bytes from a value on this device to the same one there
 };
-static_assert(sizeof(Matmul) == 336);
+static_assert(sizeof(Matmul) == 344);
 static_assert(OFFSET(Matmul, matrices) == 0);
 static_assert(OFFSET(Matmul, input) == 192);
 static_assert(OFFSET(Matmul, metadata) == 200);
@@ -89,8 +91,10 @@ static_assert(OFFSET(Matmul, slices) == 308);
 static_assert(OFFSET(Matmul, chunk_bytes) == 312);
 static_assert(OFFSET(Matmul, slot_bytes) == 316);
 static_assert(OFFSET(Matmul, factor) == 320);
-static_assert(OFFSET(Matmul, peers) == 324);
-static_assert(OFFSET(Matmul, distances) == 328);
+static_assert(OFFSET(Matmul, blocks) == 324);
+static_assert(OFFSET(Matmul, padding) == 328);
+static_assert(OFFSET(Matmul, peers) == 332);
+static_assert(OFFSET(Matmul, distances) == 336);
 
 // A matmul of many rows, grouped by expert where there are experts.
 struct Gemm {
@@ -103,15 +107,15 @@ struct Gemm {
     u32 split_chunks; // chunks of a block: whole slices, or all
     u32 padding;
 };
-static_assert(sizeof(Gemm) == 376);
+static_assert(sizeof(Gemm) == 384);
 static_assert(OFFSET(Gemm, matmul) == 0);
-static_assert(OFFSET(Gemm, groups) == 336);
-static_assert(OFFSET(Gemm, permutation) == 344);
-static_assert(OFFSET(Gemm, slice_sums) == 352);
-static_assert(OFFSET(Gemm, panel_rows) == 360);
-static_assert(OFFSET(Gemm, outputs_per_input) == 364);
-static_assert(OFFSET(Gemm, split_chunks) == 368);
-static_assert(OFFSET(Gemm, padding) == 372);
+static_assert(OFFSET(Gemm, groups) == 344);
+static_assert(OFFSET(Gemm, permutation) == 352);
+static_assert(OFFSET(Gemm, slice_sums) == 360);
+static_assert(OFFSET(Gemm, panel_rows) == 368);
+static_assert(OFFSET(Gemm, outputs_per_input) == 372);
+static_assert(OFFSET(Gemm, split_chunks) == 376);
+static_assert(OFFSET(Gemm, padding) == 380);
 
 // Expert permutation: groups the pairs of row and expert by expert.
 struct PermuteExperts {
@@ -1090,7 +1094,7 @@ struct Stage {
         Elementwise elementwise;
         SliceConcat slice_concat;
         ConvertInput convert_input;
-        u32 words[84];
+        u32 words[88];
     };
 };
-static_assert(sizeof(Stage) == 352);
+static_assert(sizeof(Stage) == 368);

@@ -242,7 +242,7 @@ DEVICE void reset_sentinels(uint4 *values, u32 len) {
 }
 
 // Loads a matmul's input to shared memory, polling until it is written.
-DEVICE void load_input_shared(const Matmul &p, bool is_gated, u32 t, const PersistentStep *last) {
+DEVICE void load_input_rows(const Matmul &p, bool is_gated, u32 t) {
     SharedMemory &shared = shared_memory();
     u16 *input = (u16 *)shared.workspace;
     if (p.norm_input) {
@@ -252,6 +252,11 @@ DEVICE void load_input_shared(const Matmul &p, bool is_gated, u32 t, const Persi
     } else {
         load_halves(p, is_gated, t, input);
     }
+}
+
+// The same, with the experts that were chosen, once all threads have loaded.
+DEVICE void load_input_shared(const Matmul &p, bool is_gated, u32 t, const PersistentStep *last) {
+    load_input_rows(p, is_gated, t);
     if (EXPERTS && p.experts_used && is_gated) load_chosen(p, true, t);
     if (EXPERTS) asm volatile("cp.async.wait_all;" ::: "memory");
     sync<THREADS>();
@@ -345,9 +350,13 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
             } else {
                 while (current.residual == SENTINEL) current.residual = load_relaxed(p.residual + current.row);
                 // The same arithmetic as `epilogue` in matmul.cuh.
-                if (current.out) store_result(p, current.out,
-                    __uint_as_float(current.residual)
-                        + (total * power_of_two(current.exponent) + current.bias) * p.factor);
+                float y = total * power_of_two(current.exponent) + current.bias;
+                if (EXPERTS && p.act) {
+                    const Matrix &m = p.matrices[0];
+                    if (current.row < m.rows) store_activated(p, m, current.row, 0, activate(p.act, y));
+                } else if (current.out) {
+                    store_result(p, current.out, __uint_as_float(current.residual) + y * p.factor);
+                }
             }
         }
     }
@@ -366,10 +375,18 @@ template <int LAYOUT> DEVICE u32 matmul_ungated_experts(u32 stage, u32 taken) {
     u32 t = opaque(threadIdx.x), lane = t % 32;
     ConsumerRing ring = {t / 32, lane, taken};
     Partition share(p, false, t / 32);
-    // Of the two inputs, the experts' weights come last.
-    load_chosen(p, false, t);
-    load_exponents(p, first_tile_of_block(p, blockIdx.x), share.tiles, t);
-    load_input_shared(p, false, t, 0);
+    // An input that all experts share exists before they are chosen; other inputs come after that.
+#pragma unroll 1
+    for (u32 part = 0; part < 2; part++) {
+        if ((part == 0) == (p.shares_input != 0)) {
+            load_input_rows(p, false, t);
+        } else {
+            load_chosen(p, false, t);
+            load_exponents(p, first_tile_of_block(p, blockIdx.x), share.tiles, t);
+        }
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    sync<THREADS>();
     u32 first = first_tile_of_block(p, blockIdx.x), end = share.tiles;
 #pragma unroll 1
     for (u32 unit = share.tile, buffer = 0; unit < end; unit += share.step, buffer++) {
@@ -394,7 +411,7 @@ template <int LAYOUT> DEVICE u32 matmul_ungated_experts(u32 stage, u32 taken) {
         float bias = has_bias ? m.bias[chosen.experts[i] * m.rows + row] : __uint_as_float(MINUS_ZERO);
         result = total = total * power_of_two(chosen.exponents[unit - first][row % TILE_ROWS]) + bias;
         if (row >= m.rows) continue;
-        if (p.shares_input) store_result(p, m.out + i * m.out_stride + row, total);
+        if (p.shares_input) store_activated(p, m, row, i, activate(p.act, total));
         else if (unit - i < first) store_relaxed(p.matrices[1].out + i * m.rows + row, total);
     }
     if (p.shares_input) return ring.taken;

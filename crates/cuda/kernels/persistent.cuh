@@ -98,18 +98,14 @@ DEVICE u32 tiles_of(const Matmul &p) { return EXPERTS && p.experts_used ? p.tile
 
 DEVICE bool has_ungated_experts(const Matmul &p, bool is_gated) { return EXPERTS && p.experts_used && !is_gated; }
 
-// With ungated experts, a block has consecutive tiles: from this one to the next block's
-// first.
-DEVICE u32 first_tile_of_block(const Matmul &p, u32 block) { return block * tiles_of(p) / gridDim.x; }
-
-// Blocks that take tiles round-robin. With gated experts the last block takes none: it has just run
-// the router and would be late. The producer has no register for their number between stages.
-DEVICE u32 blocks_of(const Matmul &p) { return EXPERTS && p.experts_used ? opaque(gridDim.x) - 1 : gridDim.x; }
+// With ungated experts, a block has consecutive tiles: from this one to the next block's first.
+DEVICE u32 first_tile_of_block(const Matmul &p, u32 block) { return block * tiles_of(p) / p.blocks; }
 
 // Whether this block has any tile.
 DEVICE bool has_tiles(const Matmul &p, bool is_gated) {
-    if (!has_ungated_experts(p, is_gated)) return blockIdx.x < min(tiles_of(p), blocks_of(p));
-    return first_tile_of_block(p, blockIdx.x) < first_tile_of_block(p, blockIdx.x + 1);
+    if (!has_ungated_experts(p, is_gated)) return blockIdx.x < min(tiles_of(p), p.blocks);
+    bool has_any = first_tile_of_block(p, blockIdx.x) < first_tile_of_block(p, blockIdx.x + 1);
+    return has_any && blockIdx.x < p.blocks;
 }
 
 // How the warps of a block share a matmul: teams take tiles, their members take split-K slices.
@@ -125,8 +121,8 @@ struct Partition {
         first = member * p.slice_chunks;
         end = min(first + p.slice_chunks, p.chunks);
         // The first teams of all blocks take the first tiles.
-        tile = blockIdx.x + blocks_of(p) * team;
-        step = blocks_of(p) * (WARPS >> shift);
+        tile = blockIdx.x + p.blocks * team;
+        step = p.blocks * (WARPS >> shift);
         tiles = tiles_of(p);
         if (has_ungated_experts(p, is_gated)) {
             tiles = first_tile_of_block(p, blockIdx.x + 1);
@@ -166,11 +162,17 @@ DEVICE void fill(SharedMemory &shared, u32 warp, u32 count, const u8 *from, u32 
     bulk_copy_evict_first(to, from, bytes, barrier);
 }
 
-// Polls a number until it is written.
+// Loads a number, which is missing until it is written.
+DEVICE float load_once(const float *at) { return __uint_as_float(load_relaxed(at)); }
+
+DEVICE bool is_missing(float x) { return __float_as_uint(x) == SENTINEL; }
+
+// Polls a number until it is written. Of several numbers, one after the other, each takes as long as a
+// load from L2: it is faster to load them together, again and again until none is missing.
 DEVICE float poll(const float *at) {
-    u32 bits = load_relaxed(at);
-    while (bits == SENTINEL) bits = load_relaxed(at);
-    return __uint_as_float(bits);
+    float x = load_once(at);
+    while (is_missing(x)) x = load_once(at);
+    return x;
 }
 
 // Producer of a matmul's weights: each lane serves one consumer warp, as soon as a slot is empty.

@@ -24,7 +24,7 @@ DEVICE void load_chosen(const Matmul &p, bool is_gated, u32 t) {
     ChosenExperts &chosen = chosen_experts(p, is_gated);
     if (t < p.experts_used) chosen.experts[t] = (u32)poll(p.route + p.experts_used + t);
     t -= 32;
-    if (t < p.experts_used && !is_gated) chosen.weights[t] = poll(p.route + t);
+    if (t < p.experts_used && !is_gated && !p.shares_input) chosen.weights[t] = poll(p.route + t);
 }
 
 // Prefetches the exponents of the scales of a block's expert tiles.
@@ -195,7 +195,7 @@ static __device__ __noinline__ void other(u32 work, u32 stage) {
     case OP_NORM: return norm_rows(stage);
     case OP_GEMV_F32: return gemv_f32(stage);
     case OP_CONV: return conv_row(stage);
-    case OP_SCAN: return scan_row(stage);
+    case OP_SCAN: return scan_rows(stage);
     case OP_DELTA_RULE: return delta_rule_row(stage);
     case OP_ELEMENTWISE: return elementwise_row(stage);
     case OP_SLICE_CONCAT: return slice_concat_row(stage);

@@ -48,7 +48,7 @@ DEVICE void conv_row(u32 stage) {
 struct ScanRow {
     u32 head, row, group, channel, column;
     bool exists;
-    float h[LANE_STATES], a[LANE_STATES], d, dt_bias;
+    float h[LANE_STATES], a, d, dt_bias;
     bool is_channelwise;
 
     __device__ __forceinline__ ScanRow(const Scan &p, u32 head, u32 row)
@@ -57,13 +57,12 @@ struct ScanRow {
         column = exists ? head * p.head_dim + row : 0;
         channel = is_channelwise ? column : head;
         d = p.d[channel], dt_bias = p.dt_bias[channel];
-#pragma unroll
-        for (u32 j = 0; j < LANE_STATES; j++) {
-            u32 at = 32 * j + threadIdx.x % 32;
-            a[j] = 0.0f;
-            if (is_channelwise && at < p.state_dim) a[j] = p.a[(u64)channel * p.state_dim + at];
+        a = is_channelwise ? 0.0f : p.a[head];
+        if (!is_channelwise) return;
+        // Read when they are needed, as registers are scarce.
+        for (u32 at = threadIdx.x % 32; at < p.state_dim; at += 32) {
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(p.a + (u64)channel * p.state_dim + at));
         }
-        if (!is_channelwise) a[0] = p.a[head];
     }
 
     __device__ __forceinline__ float *state(const Scan &p, u32 slot) const {
@@ -88,7 +87,7 @@ struct ScanRow {
 
     __device__ __forceinline__ float time_step(float dt) const { return softplus(dt + dt_bias); }
 
-    __device__ __forceinline__ float decay(float dt) const { return expf(dt * a[0]); }
+    __device__ __forceinline__ float decay(float dt) const { return expf(dt * a); }
 
     // Takes the row through a token, with the lane's elements of B and C. Returns the lane's part of the
     // sum of the row's elements times C.
@@ -99,7 +98,7 @@ struct ScanRow {
         for (u32 j = 0; j < LANE_STATES; j++) {
             u32 at = 32 * j + threadIdx.x % 32;
             if (at >= p.state_dim) break;
-            if (is_channelwise) decay = expf(dt * a[j]);
+            if (is_channelwise) decay = expf(dt * __ldg(p.a + (u64)channel * p.state_dim + at));
             h[j] = fmaf(dt * x, b[j], decay * h[j]);
             y = fmaf(h[j], c[j], y);
         }
@@ -107,29 +106,64 @@ struct ScanRow {
     }
 };
 
-// The scan: a warp takes a row of a head's state.
-DEVICE void scan_row(u32 stage) {
-    const Scan &p = shared_memory().stages[opaque(stage % 2)].scan;
-    u32 lane = threadIdx.x % 32, rows = p.heads * p.head_dim;
-#pragma unroll 1
-    for (u32 i = opaque(threadIdx.x) / 32 * gridDim.x + blockIdx.x; i < rows; i += WARPS * gridDim.x) {
-        ScanRow row(p, i / p.head_dim, i % p.head_dim);
-        row.load_state(p, shared_memory().state_slot, shared_memory().is_new);
-        float b[LANE_STATES], c[LANE_STATES];
+// What two rows of a head need of a token: a lane's elements of B and C, and one of the rows' numbers.
+struct ScanInputs {
+    float b[LANE_STATES], c[LANE_STATES], number;
+
+    // Loads them once. Of each two lanes, which take one row each, the first have x, the next the time
+    // step, and those after them the gate.
+    __device__ __forceinline__ void load(const Scan &p, const ScanRow (&rows)[2]) {
+        u32 lane = threadIdx.x % 32;
 #pragma unroll
         for (u32 j = 0; j < LANE_STATES; j++) {
             u32 at = 32 * j + lane;
-            b[j] = at < p.state_dim ? poll(p.b + row.group + at) : 0.0f;
-            c[j] = at < p.state_dim ? poll(p.c + row.group + at) : 0.0f;
+            b[j] = at < p.state_dim ? load_once(p.b + rows[0].group + at) : 0.0f;
+            c[j] = at < p.state_dim ? load_once(p.c + rows[0].group + at) : 0.0f;
         }
-        float dt = row.time_step(poll(p.dt + row.channel)), x = poll(p.x + row.column);
-        float gate = p.gate ? poll(p.gate + row.column) : 0.0f;
-        float of_lane = row.step(p, dt, x, row.decay(dt), b, c);
-        float y = fmaf(row.d, x, warp_sum(of_lane));
-        if (p.gate) y = gated(p.act, gate, y);
-        if (lane == 0 && p.out) store_relaxed(p.out + row.column, y);
-        if (lane == 0 && p.half_out) store_relaxed(p.half_out + row.column, to_input(y));
-        row.store_state(p, shared_memory().state_slot);
+        u32 column = lane % 2 ? rows[1].column : rows[0].column, channel = lane % 2 ? rows[1].channel : rows[0].channel;
+        const float *from = lane / 2 == 1 ? p.dt + channel : p.x + column;
+        if (lane / 2 == 2 && p.gate) from = p.gate + column;
+        number = load_once(from);
+    }
+
+    __device__ __forceinline__ bool are_missing() const {
+        bool are = is_missing(number);
+#pragma unroll
+        for (u32 j = 0; j < LANE_STATES; j++) are |= is_missing(b[j]) | is_missing(c[j]);
+        return are;
+    }
+
+    __device__ __forceinline__ float x(u32 row) const { return __shfl_sync(~0u, number, row); }
+    __device__ __forceinline__ float dt(u32 row) const { return __shfl_sync(~0u, number, 2 + row); }
+    __device__ __forceinline__ float gate(u32 row) const { return __shfl_sync(~0u, number, 4 + row); }
+};
+
+// The scan: a warp takes two rows of a head's state.
+DEVICE void scan_rows(u32 stage) {
+    const Scan &p = shared_memory().stages[opaque(stage % 2)].scan;
+    u32 lane = threadIdx.x % 32, of_head = (p.head_dim + 1) / 2;
+#pragma unroll 1
+    for (u32 i = opaque(threadIdx.x) / 32 * gridDim.x + blockIdx.x; i < p.heads * of_head; i += WARPS * gridDim.x) {
+        u32 head = i / of_head, first = i % of_head * 2;
+        ScanRow rows[2] = {ScanRow(p, head, first), ScanRow(p, head, first + 1)};
+#pragma unroll
+        for (u32 j = 0; j < 2; j++) rows[j].load_state(p, shared_memory().state_slot, shared_memory().is_new);
+        // One load at a time while the convolution is not done: others need the bandwidth.
+        poll(p.x + rows[0].column);
+        ScanInputs inputs;
+        do inputs.load(p, rows);
+        while (__any_sync(~0u, inputs.are_missing()));
+#pragma unroll
+        for (u32 j = 0; j < 2; j++) {
+            ScanRow &row = rows[j];
+            float dt = row.time_step(inputs.dt(j)), x = inputs.x(j), gate = inputs.gate(j);
+            float of_lane = row.step(p, dt, x, row.decay(dt), inputs.b, inputs.c);
+            float y = fmaf(row.d, x, warp_sum(of_lane));
+            if (p.gate) y = gated(p.act, gate, y);
+            if (lane == 0 && row.exists && p.out) store_relaxed(p.out + row.column, y);
+            if (lane == 0 && row.exists && p.half_out) store_relaxed(p.half_out + row.column, to_input(y));
+            row.store_state(p, shared_memory().state_slot);
+        }
     }
 }
 
@@ -222,7 +256,9 @@ DEVICE void delta_rule_row(u32 stage) {
         sync<THREADS>();
         if (t < 32) {
             LoadedToken<PERSISTENT_RULE_DIM> loaded;
-            loaded.load(p, p.qkv, p.decay, p.beta, head, [](const float *at) { return poll(at); });
+            poll(p.qkv + column.value_at);
+            do loaded.load(p, p.qkv, p.decay, p.beta, head, load_once);
+            while (loaded.has([](float x) { return is_missing(x); }));
             loaded.prepare(p, head, token);
         }
         float v = column.exists ? poll(p.qkv + column.value_at) : 0.0f;
@@ -239,7 +275,14 @@ DEVICE void elementwise_row(u32 stage) {
 #pragma unroll 1
     for (u32 i = share.first; i < share.end; i += THREADS) {
         bool is_in = i < p.width;
-        float y = is_in ? elementwise(p, poll(p.a + column_of_a(p, i)), p.b ? poll(p.b + i) : 0.0f) : 0.0f;
+        float a = 0.0f, b = 0.0f;
+        if (is_in) {
+            do {
+                a = load_once(p.a + column_of_a(p, i));
+                if (p.b) b = load_once(p.b + i);
+            } while (is_missing(a) || is_missing(b));
+        }
+        float y = is_in ? elementwise(p, a, b) : 0.0f;
         if (p.out && is_in) store_relaxed(p.out + i, y);
         if (p.half_out) store_relaxed(p.half_out + i, to_input(y));
     }

@@ -43,6 +43,14 @@ template <u32 DIM> struct LoadedToken {
         load(p, qkv, decays, betas, head, [](const float *at) { return *at; });
     }
 
+    // Whether any of them is `like` that.
+    template <class Like> __device__ __forceinline__ bool has(const Like &like) const {
+        bool found = like(beta);
+#pragma unroll
+        for (u32 j = 0; j < DIM / 32; j++) found |= like(q[j]) | like(k[j]) | like(decay[j]);
+        return found;
+    }
+
     // Normalises query and key, and computes the decays.
     __device__ __forceinline__ void prepare(const DeltaRule &p, u32 head, RuleToken<DIM> &to) const {
         u32 lane = threadIdx.x % 32, dim = p.head_dim;

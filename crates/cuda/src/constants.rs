@@ -151,7 +151,7 @@ shared! {
     /// tables, addresses of experts, the position, the state slot and sums of warps.
     PERSISTENT_BYTES: usize = PERSISTENT_WARPS * SLOT_DEPTH * (SLOT_BYTES + 16 + 8)
         + 2 * PERSISTENT_WARPS * 2 * 4 * TILE_ROWS
-        + 6 * 352
+        + 6 * 368
         + 32 * MAX_CHOSEN
         + 128;
     /// Page tables that the persistent kernel's attention may have.

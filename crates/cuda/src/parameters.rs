@@ -88,7 +88,7 @@ parameters! {
     }
 
     /// A matmul of some input rows with up to four matrices.
-    struct Matmul: 336 {
+    struct Matmul: 344 {
         matrices: [Matrix; MATRICES],
         /// [.., input_stride] in f16; for f32 weights, in f32
         input: (const void *),
@@ -96,7 +96,7 @@ parameters! {
         metadata: (const u32 *),
         /// added to the first matrix's result, or none
         residual: (const float *),
-        /// destination of a gated result that is itself a matmul input, or none
+        /// destination of a gated or activated result that is itself a matmul input, or none
         half_out: (u16 *),
         /// [.., route_stride]: expert weights, then expert ids
         route: (const float *),
@@ -114,7 +114,7 @@ parameters! {
         rows: u32,
         /// 0 without experts
         experts: u32,
-        /// activation function of a gated matmul
+        /// activation function of a gated matmul, or of the result of a single matrix
         act: u32,
         /// by each row; 0 without experts
         experts_used: u32,
@@ -128,6 +128,9 @@ parameters! {
         slot_bytes: u32,
         /// multiplies the result before the residual is added
         factor: f32,
+        /// of the persistent kernel: those that take tiles
+        blocks: u32,
+        padding: u32,
         /// other devices that the results are also stored on
         peers: u32,
         /// [peers]: bytes from a value on this device to the same one there
@@ -135,7 +138,7 @@ parameters! {
     }
 
     /// A matmul of many rows, grouped by expert where there are experts.
-    struct Gemm: 376 {
+    struct Gemm: 384 {
         matmul: Matmul,
         /// [column blocks]: expert, first permuted row, rows; or none
         groups: (const uint4 *),

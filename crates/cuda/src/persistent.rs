@@ -29,8 +29,8 @@ pub(crate) struct Variant {
     /// Its name, and that of its file.
     pub(crate) name: &'static str,
     layouts: &'static [MmaLayout],
-    /// Whether it has stages for norms, experts and recurrent layers; its attention has no softcaps
-    /// and reads no bytes then.
+    /// Whether it has stages for norms, experts and recurrent layers, and activations of matmuls
+    /// without a gate; its attention has no softcaps and reads no bytes then.
     has_experts: bool,
 }
 
@@ -244,7 +244,7 @@ impl Variant {
         let is_plain = !matmul.is_outputs
             && matmul.norm.is_none()
             && matmul.experts.is_none()
-            && matmul.epilogue == Epilogue::None
+            && matches!(matmul.epilogue, Epilogue::None | Epilogue::Act { .. })
             && matmul.operands.len() == 1;
         let can = self.has_experts && is_plain && weight.cols.is_multiple_of(4);
         can.then_some(4 * rows * weight.cols)
@@ -281,6 +281,9 @@ impl Variant {
         weight: &Weight,
         fusion: MatmulFusion,
     ) -> Option<usize> {
+        if matches!(matmul.epilogue, Epilogue::Act { .. }) && !self.has_experts {
+            return None;
+        }
         let is_normed = matmul.norm.is_some() || matches!(fusion, MatmulFusion::Norm(_));
         let cols = weight.cols.next_multiple_of(CHUNK_COLS);
         // Chosen experts lie before the norm's weights.

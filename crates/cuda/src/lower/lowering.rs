@@ -301,10 +301,10 @@ impl<'a> Lowering<'a> {
 
     /// The activation of the result of operation `i`, if it is the next operation and the only
     /// reader.
-    fn activation_of(&self, i: usize) -> Option<Act> {
+    pub(super) fn activation_of(&self, i: usize) -> Option<Act> {
         match self.plan.ops.get(i + 1)? {
             &Op::Act { input, act } if input.0 == i && self.is_read_next(i) => {
-                is_of_matmuls(act).then_some(act)
+                (is_of_matmuls(act) && act != Act::ClampedSwish).then_some(act)
             }
             _ => None,
         }

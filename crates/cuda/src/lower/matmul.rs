@@ -72,19 +72,11 @@ impl Lowering<'_> {
         let (operands, epilogue, made, next) = if let Some((act, gate)) = self.gating(first) {
             let up = 2 * first + 1 - gate;
             let operands = [gate, up].map(|i| self.operand(i, None)).to_vec();
-            let cols = self.plan.widths[first] / rows;
-            // Other rows would have to be padded.
-            let (out, half) = match cols.is_multiple_of(CHUNK_COLS) {
-                true => self.outs(first + 2, rows),
-                false => (Some(self.out(first + 2)), None),
-            };
-            let both = out.is_some() && half.is_some();
-            if both {
-                self.halves.remove(&(first + 2, rows));
-            }
-            let out = if both { out } else { half.or(out) };
-            let out = out.expect("a result has a reader");
+            let out = self.floats_or_halves(first + 2, rows);
             (operands, Epilogue::Gate { act, out }, first + 2, first + 3)
+        } else if let Some(act) = self.activation_of(first) {
+            let out = self.floats_or_halves(first + 1, rows);
+            (vec![self.operand(first, None)], Epilogue::Act { act, out }, first + 1, first + 2)
         } else if let (Some(Residual { to, factor, sum }), None) = (self.residual(first), experts) {
             let to = self.floats(to);
             let out = self.out(sum);
@@ -110,6 +102,21 @@ impl Lowering<'_> {
         let matmul = Matmul { input, is_outputs: false, norm, operands, epilogue, experts };
         self.push(made, Work::Matmul(matmul), &name);
         next
+    }
+
+    /// The result of operation `i`, of which rows have `parts` parts: halves if nothing reads floats.
+    fn floats_or_halves(&mut self, i: usize, parts: usize) -> Value {
+        // Other rows would have to be padded.
+        if !(self.plan.widths[i] / parts).is_multiple_of(CHUNK_COLS) {
+            return self.out(i);
+        }
+        match self.outs(i, parts) {
+            (None, Some(half)) => half,
+            (out, _) => {
+                self.halves.remove(&(i, parts));
+                out.expect("a result has a reader")
+            }
+        }
     }
 
     /// The weight and bias of matmul `i`.

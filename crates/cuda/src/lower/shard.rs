@@ -50,7 +50,7 @@ fn gather(stage: &Stage, sharded: &[Option<usize>]) -> Option<Stage> {
     let Work::Matmul(matmul) = &stage.work else { return None };
     let is_sharded = |weight: WeightId| sharded[weight.0].is_some();
     let results: Vec<(Value, WeightId)> = match matmul.epilogue {
-        Epilogue::Gate { out, .. } => {
+        Epilogue::Gate { out, .. } | Epilogue::Act { out, .. } => {
             let weight = matmul.operands[0].weight;
             is_sharded(weight).then_some((out, weight)).into_iter().collect()
         }
@@ -200,9 +200,11 @@ mod tests {
             let is_shard = |o: &&Operand| own(o.weight).rows < own(o.weight).full_rows;
             let shards: Vec<_> = operands.iter().filter(is_shard).collect();
             partial.extend(shards.iter().filter_map(|operand| operand.out));
-            if let Epilogue::Gate { out, .. } = epilogue {
+            if let Epilogue::Gate { .. } = epilogue {
                 let rows: Vec<_> = operands.iter().map(|o| own(o.weight).rows).collect();
                 assert_eq!(rows[0], rows[1], "{name}: rows of a gate and of what it gates");
+            }
+            if let Epilogue::Gate { out, .. } | Epilogue::Act { out, .. } = epilogue {
                 partial.extend((!shards.is_empty()).then_some(out));
             }
         }

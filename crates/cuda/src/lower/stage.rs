@@ -10,7 +10,7 @@ pub(crate) use super::value::{Content, Halves, Value, ValueSpec};
 pub(crate) struct Operand {
     pub(crate) weight: WeightId,
     pub(crate) bias: Option<WeightId>,
-    /// None where a gate epilogue alone reads the result.
+    /// None where an epilogue alone reads the result.
     pub(crate) out: Option<Value>,
 }
 
@@ -23,6 +23,8 @@ pub(crate) enum Epilogue {
     Add { to: Value, factor: f32 },
     /// Gates the second result by the first, and stores the product as floats or halves.
     Gate { act: Act, out: Value },
+    /// Stores the activation of the only result as floats or halves.
+    Act { act: Act, out: Value },
 }
 
 /// The experts of a matmul.
@@ -410,9 +412,9 @@ impl Stage {
                 values.extend(m.operands.iter().map(|operand| operand.out));
                 values.push(match m.epilogue {
                     Epilogue::None => None,
-                    Epilogue::Add { to: value, .. } | Epilogue::Gate { out: value, .. } => {
-                        Some(value)
-                    }
+                    Epilogue::Add { to: value, .. }
+                    | Epilogue::Gate { out: value, .. }
+                    | Epilogue::Act { out: value, .. } => Some(value),
                 });
                 values
             }

@@ -29,7 +29,9 @@ fn can_swizzle(plan: &Plan, stage: &Stage, value: Value) -> bool {
         Work::Scan(scan) => scan.half_out == Some(value),
         Work::Matmul(matmul) if matmul.experts.is_some() || matmul.is_outputs => false,
         Work::Matmul(matmul) if matmul.input == value => is_wgmma(plan, matmul),
-        Work::Matmul(matmul) => matches!(matmul.epilogue, Epilogue::Gate { .. }),
+        Work::Matmul(matmul) => {
+            matches!(matmul.epilogue, Epilogue::Gate { .. } | Epilogue::Act { .. })
+        }
         // Among them all-gathers: `half_at` cannot know at which column a shard begins.
         _ => false,
     };

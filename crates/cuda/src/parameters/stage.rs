@@ -8,9 +8,9 @@ use bytemuck::{Pod, Zeroable};
 pub(crate) struct Stage {
     op: u32,
     padding: [u32; 3],
-    words: [[u32; 4]; 21],
+    words: [[u32; 4]; 22],
 }
-const _: () = assert!(size_of::<Stage>() == 352);
+const _: () = assert!(size_of::<Stage>() == 368);
 
 /// The same for the kernels, which read the words as the op's parameters.
 pub(crate) const STAGE: &str = "struct Stage {
@@ -27,7 +27,7 @@ pub(crate) const STAGE: &str = "struct Stage {
         Elementwise elementwise;
         SliceConcat slice_concat;
         ConvertInput convert_input;
-        u32 words[84];
+        u32 words[88];
     };
 };";
 

@@ -82,7 +82,7 @@ impl Step<'_> {
                 (parameters.residual, parameters.residual_stride) =
                     self.result_place(*to, &first.shape, used);
             }
-            Epilogue::Gate { act, out } => {
+            Epilogue::Gate { act, out } | Epilogue::Act { act, out } => {
                 parameters.act = act_number(*act);
                 let (address, stride) = self.result_place(*out, &first.shape, used);
                 match self.content(*out) {

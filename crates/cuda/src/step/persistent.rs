@@ -26,6 +26,7 @@ impl Step<'_> {
             PersistentStage::Matmul(matmul, fusion) => {
                 let mut parameters = self.matmul_parameters(1, matmul);
                 let shape = &self.weights[matmul.operands[0].weight.0].shape;
+                parameters.blocks = self.device.processors;
                 match fusion {
                     MatmulFusion::None => {}
                     MatmulFusion::Norm(norm) => self.normalize_input(&mut parameters, norm),
@@ -40,6 +41,8 @@ impl Step<'_> {
                         parameters.matrices[0].out = self.result_place(*out, shape, 1).0;
                     }
                 }
+                // The last block has just chosen the experts, and would be late.
+                parameters.blocks -= parameters.shares_input;
                 let op = match shape.layout {
                     PackedLayout::F32 => OP_GEMV_F32,
                     PackedLayout::Mma(layout) => matmul_op(layout, matmul.is_gated()),
