@@ -59,13 +59,13 @@
 #define BLOCK_HEADS 4u
 
 // The widest key or value that decode attention takes on tensor cores.
-#define MAX_MMA_DIM 256u
+#define MAX_MMA_DIM 512u
 
 // Columns of keys or values that it takes at once.
 #define MMA_COLUMNS 128u
 
 // Shared memory of the warps of one KV split on tensor cores, for queries and results.
-#define MMA_WORKSPACE_BYTES 23040u
+#define MMA_WORKSPACE_BYTES 28160u
 
 // KV splits whose results a block copies to shared memory at once to combine them.
 #define COMBINED_AT_ONCE 32u

@@ -61,9 +61,9 @@ template <u32 DIM> DEVICE void multiply_keys(const Attention &a, StoredKeys &sto
     sums.get(scores);
 }
 
-// Rotates the row's key and stores it and its value, an element of each by a thread.
-DEVICE void put_current(const Attention &a, const DecodeBlock &block, u32 page, Workspace &workspace) {
-    u32 i = threadIdx.x, token = (block.range.y - 1) % PAGE_TOKENS;
+// Rotates the row's key and stores element `i` of it and of its value.
+DEVICE void put_current(const Attention &a, const DecodeBlock &block, u32 page, u32 i, Workspace &workspace) {
+    u32 token = (block.range.y - 1) % PAGE_TOKENS;
     u64 head = (u64)page * a.kv_heads + block.kv_head;
     const float *k = a.k + (u64)block.row * a.k_stride + block.kv_head * a.key_dim;
     const float *v = a.v + (u64)block.row * a.v_stride + block.kv_head * a.value_dim;
@@ -127,7 +127,11 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
             put_queries<DIM, FUSED>(a, block, workspace);
         }
         bool has_current = FUSED && split == last;
-        if (has_current && t < DIM) put_current(a, block, pages[(block.range.y - 1) / PAGE_TOKENS], workspace);
+#pragma unroll
+        for (u32 i = 0; i < DIM; i += TEAM) {
+            if (!has_current || i + t >= DIM) break;
+            put_current(a, block, pages[(block.range.y - 1) / PAGE_TOKENS], i + t, workspace);
+        }
         __syncthreads();
         Fragment probabilities = {};
         float2 factors = make_float2(0.0f, 0.0f);
@@ -200,3 +204,4 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
 
 ATTENTION_KERNELS(128, 2)
 ATTENTION_KERNELS(256, 1)
+ATTENTION_KERNELS(512, 1)

@@ -1,4 +1,4 @@
-// Decode attention on tensor cores: up to four query heads of a KV head, of up to 256 dimensions,
+// Decode attention on tensor cores: up to four query heads of a KV head, of up to 512 dimensions,
 // with a KV cache in f16 or in bytes, which become f16 when they are read. A warp takes keys and
 // values 128 columns at a time. Queries and probabilities are split into a high and a low f16 (22
 // bits, or 2^-25). A NaN query becomes the lowest half, as in a matmul input.

@@ -1,4 +1,4 @@
-// Decode attention in the persistent kernel, for heads of up to 256 dimensions. A block has two teams
+// Decode attention in the persistent kernel, for heads of up to 512 dimensions. A block has two teams
 // of 8 warps. A work item of a team is a KV split of 128 positions for up to four query heads of a KV
 // head, items of the last split first; a warp takes a tile of 16 positions. Keys and values come
 // through the rings that weights come through.
@@ -143,7 +143,7 @@ DEVICE void gather_query(const Attention &a, const SplitItem &now, u32 i) {
 // them to the team's workspace and, by one team of a KV head, to their page.
 DEVICE void gather_q8(const Attention &a, const SplitItem &now) {
     u32 t = opaque(threadIdx.x) % TEAM, position = shared_memory().position;
-    u32 blocks = (max(a.key_dim, a.value_dim) > MMA_COLUMNS ? MAX_MMA_DIM : MMA_COLUMNS) / 32;
+    u32 blocks = (max(a.key_dim, a.value_dim) + MMA_COLUMNS - 1) / MMA_COLUMNS * (MMA_COLUMNS / 32);
 #pragma unroll 1
     for (u32 block = t / 32; block < 2 * blocks; block += SPLIT_TILES) {
         bool is_key = block < blocks;
@@ -170,20 +170,21 @@ DEVICE void gather_q8(const Attention &a, const SplitItem &now) {
 // All pairs: threads have some of a head, `HEAD_THREADS` apart.
 DEVICE void gather_queries(const Attention &a, const SplitItem &now) {
     u32 i = opaque(threadIdx.x) % HEAD_THREADS;
-    gather_query(a, now, i);
-    if (max(a.key_dim, a.value_dim) > MMA_COLUMNS) gather_query(a, now, i + HEAD_THREADS);
+#pragma unroll 1
+    for (u32 column = 0; column < max(a.key_dim, a.value_dim); column += MMA_COLUMNS) {
+        gather_query(a, now, i + column / 2);
+    }
     if (is_q8(a) && now.split == shared_memory().position / KV_SPLIT) gather_q8(a, now);
 }
 
 // Stores the current key and value in f16 in their page: a thread eight elements.
 DEVICE void store_current(const Attention &a, const SplitItem &now) {
-    u32 position = shared_memory().position, t = opaque(threadIdx.x) % TEAM, i = t % HEAD_THREADS;
-    bool is_key = t < HEAD_THREADS;
+    u32 position = shared_memory().position, t = opaque(threadIdx.x) % TEAM, i = t % (TEAM / 2);
+    bool is_key = t < TEAM / 2;
     u32 eights = round_up8(is_key ? a.key_dim : a.value_dim) / 8, token = position % PAGE_TOKENS;
+    static_assert(8 * (TEAM / 2) >= MAX_MMA_DIM, "a thread has eight elements");
     // By one team of a KV head.
-    if (is_q8(a) || now.split != position / KV_SPLIT || now.head_group > 0 || t >= 2 * HEAD_THREADS || i >= eights) {
-        return;
-    }
+    if (is_q8(a) || now.split != position / KV_SPLIT || now.head_group > 0 || i >= eights) return;
     u64 head = (u64)shared_memory().pages[a.page_table][position / PAGE_TOKENS] * a.kv_heads + now.kv_head;
     const Workspace &workspace = team_workspace();
     if (is_key) {

@@ -84,11 +84,11 @@ shared! {
     /// Query heads of one KV head that a block takes, at most.
     BLOCK_HEADS: usize = 4;
     /// The widest key or value that decode attention takes on tensor cores.
-    MAX_MMA_DIM: usize = 256;
+    MAX_MMA_DIM: usize = 512;
     /// Columns of keys or values that it takes at once.
     MMA_COLUMNS: usize = 128;
     /// Shared memory of the warps of one KV split on tensor cores, for queries and results.
-    MMA_WORKSPACE_BYTES: usize = 23040;
+    MMA_WORKSPACE_BYTES: usize = 28160;
     /// KV splits whose results a block copies to shared memory at once to combine them.
     COMBINED_AT_ONCE: usize = 32;
     /// Results that a thread combines, at most.

@@ -9,7 +9,7 @@ use std::thread;
 use bodkin_backend::Result;
 use flate2::read::GzDecoder;
 
-use crate::constants::{MIN_SHARED_BYTES, PREFILL_POSITIONS, WIDTHS};
+use crate::constants::{MAX_MMA_DIM, MIN_SHARED_BYTES, PREFILL_POSITIONS, WIDTHS};
 use crate::driver::{Device, Kernel, Module};
 use crate::kv_layout::KvLayout;
 use crate::packed::{MmaLayout, PackedLayout};
@@ -132,13 +132,16 @@ fn with_fused(module: &Module, name: &str) -> Result<[Kernel; 2]> {
     Ok([kernel(name)?, kernel(&format!("{name}_fused"))?])
 }
 
-/// Decode attention on tensor cores of heads of up to `MMA_COLUMNS`, and of wider ones: for any
-/// rows, and for rows that are alone in their sequences.
-type DecodeAttention = [[Kernel; 2]; 2];
+/// Columns of the heads that decode attention on tensor cores has a kernel for, at most.
+pub(crate) const DECODE_DIMS: [usize; 3] = [128, 256, MAX_MMA_DIM];
+
+/// Decode attention of heads of up to each of [`DECODE_DIMS`]: for any rows, and for rows that are
+/// alone in their sequences.
+type DecodeAttention = Vec<[Kernel; 2]>;
 
 fn decode_attention(module: &Module) -> Result<DecodeAttention> {
-    let kernels = |name: &str| with_fused(module, name);
-    Ok([kernels("decode_attention_mma_128")?, kernels("decode_attention_mma_256")?])
+    let kernels = |dim| with_fused(module, &format!("decode_attention_mma_{dim}"));
+    DECODE_DIMS.into_iter().map(kernels).collect()
 }
 
 /// Scans with up to 128 and 256 state elements a row, and with decays by channel.

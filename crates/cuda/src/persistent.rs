@@ -223,7 +223,9 @@ impl Variant {
             ) => self.has_experts.then_some(0),
             (Work::Attend(attend), _) => {
                 let is_known = plan.window_indices()[attend.slot] < MAX_TABLES;
-                let has_mma = kv.has_mma(&plan.slots[attend.slot]);
+                // A thread combines the splits of a column.
+                let has_mma = kv.has_mma(&plan.slots[attend.slot])
+                    && attend.attention.value_dim <= 32 * PERSISTENT_WARPS;
                 let needs_registers = attend.attention.softcap.is_some() || kv == KvLayout::Q8;
                 let can = has_mma && attend.attention.causal && attend.kv.is_some() && is_known;
                 let can = can && !(needs_registers && self.has_experts);
@@ -369,8 +371,10 @@ mod tests {
     }
 
     #[test]
-    fn recurrent_layers_run_in_the_kernel() {
-        for (model, layers) in [("mamba2", "scan"), ("qwen35", "delta_rule")] {
+    fn recurrent_layers_and_shared_keys_run_in_the_kernel() {
+        for (model, layers) in
+            [("mamba2", "scan"), ("qwen35", "delta_rule"), ("gemma4-e2b", "attention")]
+        {
             let (mut plan, _) = lowered(model);
             // As quantised files have them.
             for op in plan.ops.clone() {
@@ -381,8 +385,8 @@ mod tests {
             let program = lower(&plan, true, 1);
             let stages = &program.stages;
             assert!(stages.iter().any(|stage| stage.name == layers), "{model}");
-            let first = stages.iter().position(|stage| matches!(stage.work, Work::Norm(_)));
-            for (i, stage) in stages.iter().enumerate().skip(first.unwrap()) {
+            let last = stages.iter().rposition(|stage| matches!(stage.work, Work::Embed { .. }));
+            for (i, stage) in stages.iter().enumerate().skip(last.unwrap() + 1) {
                 let bytes = VARIANTS[2].workspace(&plan, &program, KvLayout::F16, i);
                 assert!(bytes.is_some(), "{model}: {}", stage.name);
             }

@@ -19,6 +19,8 @@ pub(crate) enum Size {
     SmallNemotron,
     /// The same with Gated DeltaNet in half of the layers.
     SmallDelta,
+    /// A Gemma 4 of four layers, of which two share keys and values.
+    SmallGemma4,
     /// That of Llama 3.2 1B.
     #[value(name = "1b")]
     OneB,
@@ -85,6 +87,11 @@ impl Size {
                 kind: Kind::Delta { every: 2, key_heads: 2, value_heads: 4, state: 64 },
                 ..small
             },
+            Size::SmallGemma4 => {
+                let kind =
+                    Kind::Gemma { every: 2, global_dim: 512, window: 64, shared: 2, input: 64 };
+                Shape { layers: 4, kind, ..small }
+            }
             Size::OneB => one_b,
             Size::OneAndHalfB => qwen2(one_b),
             Size::EightB => Shape {

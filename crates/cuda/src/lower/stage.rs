@@ -113,8 +113,10 @@ pub(crate) struct Rotation {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attend {
     pub(crate) q: Value,
-    /// None if an earlier stage has stored them.
+    /// None if an earlier stage has stored them, unless they are rotated like the queries.
     pub(crate) kv: Option<[Value; 2]>,
+    /// Whether an earlier stage has stored them all the same. Storing them again changes nothing.
+    pub(crate) shares_kv: bool,
     pub(crate) rotation: Option<Rotation>,
     pub(crate) attention: Attention,
     pub(crate) slot: usize,

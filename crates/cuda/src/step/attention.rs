@@ -8,10 +8,10 @@ use bodkin_model::{Attention, RopeStyle};
 use super::gemm::WGMMA_THREADS;
 use super::{Step, THREADS};
 use crate::constants::{
-    BLOCK_HEADS, KV_SPLIT, MAX_SPLIT_DIM, MMA_COLUMNS, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT,
+    BLOCK_HEADS, KV_SPLIT, MAX_SPLIT_DIM, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_SPLIT,
     PREFILL_WGMMA_ROWS, SPLIT_TILES,
 };
-use crate::kernels::PREFILL_DIMS;
+use crate::kernels::{DECODE_DIMS, PREFILL_DIMS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Attend, Value};
 use crate::parameters as p;
@@ -65,8 +65,9 @@ impl Step<'_> {
         let splits = if parameters.is_split == 1 { self.sizes.splits.min(64) } else { 1 };
         let grid = [rows, blocks(a), splits];
         let (kernels, threads) = if kv.has_mma(slot) {
-            let is_wide = kv.stride(slot.key_dim).max(kv.stride(slot.value_dim)) > MMA_COLUMNS;
-            (&self.kernels.decode_attention(kv)[usize::from(is_wide)], 32 * SPLIT_TILES)
+            let dim = kv.stride(slot.key_dim).max(kv.stride(slot.value_dim));
+            let i = DECODE_DIMS.partition_point(|&most| most < dim);
+            (&self.kernels.decode_attention(kv)[i], 32 * SPLIT_TILES)
         } else {
             let grouped = usize::from(a.heads > a.kv_heads);
             (&self.kernels.attention(kv).attention[grouped], KV_SPLIT)
@@ -127,7 +128,7 @@ impl Step<'_> {
         attend: &Attend,
         is_alone: bool,
     ) -> p::Attention {
-        let Attend { q, kv, rotation, attention: a, slot, out, half_out } = attend;
+        let Attend { q, kv, rotation, attention: a, slot, out, half_out, .. } = attend;
         let [(k, k_stride), (v, v_stride)] =
             kv.map_or([None; 2], |kv| kv.map(Some)).map(|value| self.place(value));
         let is_split = rows <= self.sizes.split_rows && self.sizes.splits > 1;
@@ -180,9 +181,10 @@ impl Step<'_> {
         parameters
     }
 
-    /// Stores the keys and values of all rows, and rotates keys and queries on the way.
+    /// Stores the keys and values of all rows, unless an earlier stage has, and rotates keys and
+    /// queries on the way.
     pub(super) fn store(&self, rows: usize, attend: &Attend, [k, v]: [Value; 2]) -> Result<()> {
-        let Attend { q, rotation, slot, .. } = attend;
+        let Attend { q, shares_kv, rotation, slot, .. } = attend;
         let shape = &self.plan.slots[*slot];
         let mut parameters = p::StoreKv {
             k: self.address(k),
@@ -192,13 +194,14 @@ impl Step<'_> {
             metadata: self.at.metadata,
             k_stride: self.stride(k),
             v_stride: self.stride(v),
-            kv_heads: shape.kv_heads as u32,
+            kv_heads: if *shares_kv { 0 } else { shape.kv_heads as u32 },
             key_dim: shape.key_dim as u32,
             value_dim: shape.value_dim as u32,
             page_table: self.at.window_indices[*slot] as u32,
             ..p::StoreKv::default()
         };
-        let mut width = self.content(k).stride() + self.content(v).stride();
+        let of_row = self.content(k).stride() + self.content(v).stride();
+        let mut width = if *shares_kv { 0 } else { of_row };
         if let Some(r) = rotation {
             (parameters.q, parameters.q_stride) = self.place(Some(*q));
             (parameters.q_out, parameters.q_out_stride) = self.place(Some(r.q_out));
