@@ -351,34 +351,42 @@ struct Norm {
     float *out; // [rows, out_stride], or none
     u16 *half_out; // [rows, half_stride], or none
     const float *gate; // [rows, gate_stride], or none: gates the result
+    const float *residual; // [rows, residual_stride], or none: the result is added to it
+    const float *sum_scale; // [1], or none: multiplies the sum
     float eps;
     u32 stride;
     u32 out_stride;
     u32 half_stride;
     u32 gate_stride;
     u32 act;
+    u32 residual_stride;
+    u32 padding;
     u32 n; // elements of a group
     u32 groups; // of a row
     u32 weight_len; // n, or groups * n; 0 without a weight
     u32 is_layer;
 };
-static_assert(sizeof(Norm) == 88);
+static_assert(sizeof(Norm) == 112);
 static_assert(OFFSET(Norm, x) == 0);
 static_assert(OFFSET(Norm, weight) == 8);
 static_assert(OFFSET(Norm, bias) == 16);
 static_assert(OFFSET(Norm, out) == 24);
 static_assert(OFFSET(Norm, half_out) == 32);
 static_assert(OFFSET(Norm, gate) == 40);
-static_assert(OFFSET(Norm, eps) == 48);
-static_assert(OFFSET(Norm, stride) == 52);
-static_assert(OFFSET(Norm, out_stride) == 56);
-static_assert(OFFSET(Norm, half_stride) == 60);
-static_assert(OFFSET(Norm, gate_stride) == 64);
-static_assert(OFFSET(Norm, act) == 68);
-static_assert(OFFSET(Norm, n) == 72);
-static_assert(OFFSET(Norm, groups) == 76);
-static_assert(OFFSET(Norm, weight_len) == 80);
-static_assert(OFFSET(Norm, is_layer) == 84);
+static_assert(OFFSET(Norm, residual) == 48);
+static_assert(OFFSET(Norm, sum_scale) == 56);
+static_assert(OFFSET(Norm, eps) == 64);
+static_assert(OFFSET(Norm, stride) == 68);
+static_assert(OFFSET(Norm, out_stride) == 72);
+static_assert(OFFSET(Norm, half_stride) == 76);
+static_assert(OFFSET(Norm, gate_stride) == 80);
+static_assert(OFFSET(Norm, act) == 84);
+static_assert(OFFSET(Norm, residual_stride) == 88);
+static_assert(OFFSET(Norm, padding) == 92);
+static_assert(OFFSET(Norm, n) == 96);
+static_assert(OFFSET(Norm, groups) == 100);
+static_assert(OFFSET(Norm, weight_len) == 104);
+static_assert(OFFSET(Norm, is_layer) == 108);
 
 // Converts f32 rows to matmul inputs: scaled f16, padded with zeros.
 struct ConvertInput {

@@ -63,6 +63,11 @@ DEVICE float4 gated_by(u32 act, const float4 &gate, const float4 &x) {
     return y;
 }
 
+DEVICE float4 added_to(const float4 &residual, const float4 &y, float scale) {
+    return make_float4((residual.x + y.x) * scale, (residual.y + y.y) * scale, (residual.z + y.z) * scale,
+                       (residual.w + y.w) * scale);
+}
+
 // Polls a row, or a group of it, and keeps it in shared memory with its norm's weights, if any; each
 // thread reads only what it wrote. Returns the RMS factor.
 DEVICE float load_norm_row(const float *x, const float *weights, u32 n, float eps, bool is_short, float4 *row,
@@ -111,20 +116,28 @@ DEVICE void norm_rows(u32 stage) {
 #pragma unroll 1
     for (; group < p.groups; group += step) {
         const float *weights = p.weight_len > p.n ? p.weight + group * p.n : p.weight;
+        // What the result is gated by, or added to, exists before the row.
+        const uint4 *others = (const uint4 *)((p.gate ? p.gate : p.residual) + group * p.n);
+        bool has_others = p.gate || p.residual;
+        uint4 other[NORM_QUADS] = {};
+        if (has_others && thread < quads) poll_all<false>(others + thread, threads, quads - thread, other);
+        float sum_scale = p.sum_scale ? *p.sum_scale : 1.0f;
         float scale = load_norm_row(p.x + group * p.n, weights, p.n, p.eps, is_short, row, norm_weights);
 #pragma unroll 1
-        for (u32 i = thread; i < quads; i += threads) {
-            u32 at = group * p.n + 4 * i;
-            float4 y = apply_norm(row[i], norm_weights[i], scale);
-            if (p.gate) {
-                uint4 gate[1];
-                poll_all<false>((const uint4 *)(p.gate + at), 0, 1, gate);
-                y = gated_by(p.act, as_floats(gate[0]), y);
+        for (u32 first = thread; first < quads; first += NORM_QUADS * threads) {
+            if (has_others && first > thread) poll_all<false>(others + first, threads, quads - first, other);
+#pragma unroll
+            for (u32 j = 0; j < NORM_QUADS; j++) {
+                u32 i = first + j * threads, at = group * p.n + 4 * i;
+                if (i >= quads) break;
+                float4 y = apply_norm(row[i], norm_weights[i], scale);
+                if (p.gate) y = gated_by(p.act, as_floats(other[j]), y);
+                if (p.residual) y = added_to(as_floats(other[j]), y, sum_scale);
+                put(p, at, y.x);
+                put(p, at + 1, y.y);
+                put(p, at + 2, y.z);
+                put(p, at + 3, y.w);
             }
-            put(p, at, y.x);
-            put(p, at + 1, y.y);
-            put(p, at + 2, y.z);
-            put(p, at + 3, y.w);
         }
         if (!p.half_out || group + 1 < p.groups) continue;
 #pragma unroll 1

@@ -50,8 +50,8 @@ KERNEL embed_s24_s8(const __grid_constant__ Embed p) { embed<S24_S8>(p); }
 KERNEL embed_s24_s4(const __grid_constant__ Embed p) { embed<S24_S4>(p); }
 KERNEL embed_f32(const __grid_constant__ Embed p) { embed<F32>(p); }
 
-// Weights, biases, gates and stores some elements of a block's row and group: `first`, and others at a
-// distance.
+// Weights, biases, gates, adds to a residual and stores some elements of a block's row and group: `first`,
+// and others at a distance.
 template <u32 COUNT>
 DEVICE void store_normed(const Norm &p, u32 first, u32 distance, const float (&y)[COUNT], float mean, float scale) {
     u32 row = blockIdx.x, group = blockIdx.y, start = p.weight_len == p.n ? 0 : group * p.n;
@@ -70,6 +70,8 @@ DEVICE void store_normed(const Norm &p, u32 first, u32 distance, const float (&y
         float z = (y[j] - mean) * scale * w[j];
         if (p.bias) z += b[j];
         if (p.gate) z = gated(p.act, p.gate[(u64)row * p.gate_stride + at], z);
+        if (p.residual) z = p.residual[(u64)row * p.residual_stride + at] + z;
+        if (p.sum_scale) z *= *p.sum_scale;
         if (p.out) p.out[(u64)row * p.out_stride + at] = z;
         if (p.half_out) p.half_out[half_at(p.half_stride, row, at)] = to_input(z);
     }

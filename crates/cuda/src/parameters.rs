@@ -267,7 +267,7 @@ parameters! {
     }
 
     /// An RMS or layer norm of groups of a row.
-    struct Norm: 88 {
+    struct Norm: 112 {
         /// [rows, stride]
         x: (const float *),
         /// or none
@@ -280,7 +280,12 @@ parameters! {
         half_out: (u16 *),
         /// [rows, gate_stride], or none: gates the result
         gate: (const float *),
+        /// [rows, residual_stride], or none: the result is added to it
+        residual: (const float *),
+        /// [1], or none: multiplies the sum
+        sum_scale: (const float *),
         eps: f32, stride: u32, out_stride: u32, half_stride: u32, gate_stride: u32, act: u32,
+        residual_stride: u32, padding: u32,
         /// elements of a group
         n: u32,
         /// of a row

@@ -90,7 +90,7 @@ impl Size {
             Size::SmallGemma4 => {
                 let kind =
                     Kind::Gemma { every: 2, global_dim: 512, window: 64, shared: 2, input: 64 };
-                Shape { layers: 4, kind, ..small }
+                Shape { layers: 4, width: 512, kind, ..small }
             }
             Size::OneB => one_b,
             Size::OneAndHalfB => qwen2(one_b),

@@ -64,7 +64,15 @@ fn summed(program: &Program, i: usize) -> Option<(Option<Value>, Value)> {
 /// The readers of the norm of stage `i`, if all are matmuls that can compute it; else none.
 fn readers(plan: &Plan, program: &Program, i: usize, norm: &Norm) -> Vec<usize> {
     let &Norm {
-        input, kind: NormKind::Rms, bias: None, groups: 1, gate: None, out, half_out, ..
+        input,
+        kind: NormKind::Rms,
+        bias: None,
+        groups: 1,
+        gate: None,
+        residual: None,
+        out,
+        half_out,
+        ..
     } = norm
     else {
         return Vec::new();

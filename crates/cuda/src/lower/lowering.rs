@@ -10,7 +10,7 @@ use bodkin_model::{
 use super::matrices::shapes;
 use super::stage::{Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Halves, SliceConcat};
 use super::stage::{
-    InputNorm, Matmul, Norm, Operand, Rotate, Route, RouteChosen, ScanStage, Sparse, Stage, Value,
+    InputNorm, Matmul, Norm, Operand, Residual, Rotate, Route, RouteChosen, ScanStage, Sparse, Stage, Value,
     ValueSpec, Work,
 };
 use crate::constants::{CHUNK_COLS, INLINED_COLS};
@@ -284,17 +284,34 @@ impl<'a> Lowering<'a> {
         last + 1
     }
 
-    /// Lowers a norm, and the gate of its result.
+    /// Lowers a norm, and what is done with its result: it may be gated, or added to a residual.
     fn norm(&mut self, i: usize) -> usize {
         let &Op::Norm { input, kind, weight, bias, eps, groups } = &self.plan.ops[i] else {
             unreachable!("operation {i} is no norm")
         };
         let (input, gate) = (self.floats(input), self.gate_of(i));
-        let last = i + usize::from(gate.is_some());
+        let residual = if gate.is_none() { self.residual_of(i) } else { None };
+        let last = match residual {
+            Some((_, last)) => last,
+            None => i + usize::from(gate.is_some()),
+        };
+        let residual = residual.map(|(residual, _)| residual);
         let (out, half_out) = self.outs(last, 1);
         let is_inlined = false;
-        let norm = Norm { input, kind, weight, bias, eps, groups, gate, out, half_out, is_inlined };
-        let is_inlined = gate.is_none() && self.inline_norm(i, &norm);
+        let norm = Norm {
+            input,
+            kind,
+            weight,
+            bias,
+            eps,
+            groups,
+            gate,
+            residual,
+            out,
+            half_out,
+            is_inlined,
+        };
+        let is_inlined = last == i && self.inline_norm(i, &norm);
         self.push(last, Work::Norm(Norm { is_inlined, ..norm }), &self.stage_name(i));
         last + 1
     }
@@ -318,6 +335,27 @@ impl<'a> Lowering<'a> {
                 (is_whole && is_of_matmuls(act)).then(|| Gate { act, by: self.floats(gate) })
             }
             _ => None,
+        }
+    }
+
+    /// The residual that the result of operation `i` is added to, likewise, with the last operation:
+    /// that may scale the sum by one number.
+    fn residual_of(&self, i: usize) -> Option<(Residual, usize)> {
+        let &Op::Add { a, b } = self.plan.ops.get(i + 1)? else { return None };
+        let to = if a.0 == i { b } else { a };
+        if !self.is_read_next(i) || to.0 >= i {
+            return None;
+        }
+        let to = self.floats(to);
+        match self.plan.ops.get(i + 2) {
+            Some(&Op::ScaleBy { input, weight })
+                if input.0 == i + 1
+                    && self.is_read_next(i + 1)
+                    && self.plan.weight(weight).rows * self.plan.weight(weight).cols == 1 =>
+            {
+                Some((Residual { to, scale: Some(weight) }, i + 2))
+            }
+            _ => Some((Residual { to, scale: None }, i + 1)),
         }
     }
 

@@ -84,6 +84,13 @@ pub(crate) struct Gate {
     pub(crate) by: Value,
 }
 
+/// What a norm's result is added to, and the weight that the sum is multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Residual {
+    pub(crate) to: Value,
+    pub(crate) scale: Option<WeightId>,
+}
+
 /// A norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Norm {
@@ -94,6 +101,7 @@ pub(crate) struct Norm {
     pub(crate) eps: f32,
     pub(crate) groups: usize,
     pub(crate) gate: Option<Gate>,
+    pub(crate) residual: Option<Residual>,
     pub(crate) out: Option<Value>,
     pub(crate) half_out: Option<Value>,
     /// Whether all readers are matmuls that can compute it.
@@ -398,7 +406,8 @@ impl Stage {
             Work::Angles { .. } => vec![],
             Work::Input { out } | Work::Embed { out, .. } => vec![Some(*out)],
             Work::Norm(n) => {
-                vec![Some(n.input), n.gate.map(|gate| gate.by), n.out, n.half_out]
+                let residual = n.residual.map(|residual| residual.to);
+                vec![Some(n.input), n.gate.map(|gate| gate.by), residual, n.out, n.half_out]
             }
             Work::ConvertInput { input, out, .. }
             | Work::Pool { input, out, .. }

@@ -83,6 +83,7 @@ impl Step<'_> {
         let (out, out_stride) = self.place(*out);
         let (half_out, half_stride) = self.half_place(*half_out);
         let (gate, gate_stride, act) = self.gate(norm.gate);
+        let (residual, residual_stride) = self.place(norm.residual.map(|residual| residual.to));
         p::Norm {
             x: self.address(*input),
             weight: self.vector(*weight),
@@ -90,8 +91,12 @@ impl Step<'_> {
             out,
             half_out,
             gate,
+            residual,
+            sum_scale: self.vector(norm.residual.and_then(|residual| residual.scale)),
             gate_stride,
+            residual_stride,
             act,
+            padding: 0,
             eps: *eps,
             stride: self.stride(*input),
             out_stride,
