@@ -62,7 +62,7 @@ template <u32 DIM> DEVICE void multiply_keys(const Attention &a, StoredKeys &sto
 }
 
 // Rotates the row's key and stores element `i` of it and of its value.
-DEVICE void put_current(const Attention &a, const DecodeBlock &block, u32 page, u32 i, Workspace &workspace) {
+DEVICE void put_element(const Attention &a, const DecodeBlock &block, u32 page, u32 i, Workspace &workspace) {
     u32 token = (block.range.y - 1) % PAGE_TOKENS;
     u64 head = (u64)page * a.kv_heads + block.kv_head;
     const float *k = a.k + (u64)block.row * a.k_stride + block.kv_head * a.key_dim;
@@ -86,6 +86,15 @@ DEVICE void put_current(const Attention &a, const DecodeBlock &block, u32 page, 
     if (i < round_up8(a.key_dim)) put_key(a.keys, head, token, a.key_dim, i, x);
     if (i < round_up8(a.value_dim)) put_value(a.values, head, token, a.value_dim, i, y);
 #endif
+}
+
+// All elements of them: a thread takes one, or two of wide heads.
+template <u32 DIM>
+DEVICE void put_current(const Attention &a, const DecodeBlock &block, u32 page, Workspace &workspace) {
+#pragma unroll
+    for (u32 i = 0; i < DIM; i += TEAM) {
+        if (i + threadIdx.x < DIM) put_element(a, block, page, i + threadIdx.x, workspace);
+    }
 }
 
 // DIM: the widest key or value. FUSED: each row is the only one of its sequence in the step, so the
@@ -127,11 +136,7 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
             put_queries<DIM, FUSED>(a, block, workspace);
         }
         bool has_current = FUSED && split == last;
-#pragma unroll
-        for (u32 i = 0; i < DIM; i += TEAM) {
-            if (!has_current || i + t >= DIM) break;
-            put_current(a, block, pages[(block.range.y - 1) / PAGE_TOKENS], i + t, workspace);
-        }
+        if (has_current) put_current<DIM>(a, block, pages[(block.range.y - 1) / PAGE_TOKENS], workspace);
         __syncthreads();
         Fragment probabilities = {};
         float2 factors = make_float2(0.0f, 0.0f);

@@ -17,6 +17,7 @@ mod fusion;
 mod lowering;
 mod matmul;
 mod matrices;
+mod program;
 mod shard;
 mod sparse;
 mod stage;
@@ -27,15 +28,15 @@ use bodkin_model::{Plan, Rows};
 
 use lowering::Lowering;
 pub(crate) use matrices::{matrix_of, shapes};
+pub(crate) use program::{Fusion, MatmulFusion, Program};
 pub(crate) use shard::sharded;
 pub(crate) use stage::{
-    Attend, Content, Conv, DeltaRuleStage, Epilogue, Function, Fusion, Gate, Gather, Halves,
-    SliceConcat,
+    Attend, Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Gather, Halves, SliceConcat,
 };
 pub(crate) use stage::{
     AttendEntries, CompressStage, HyperWeights, Mix, RouteChosen, SelectStage, Sparse,
 };
-pub(crate) use stage::{Experts, InputNorm, Matmul, MatmulFusion, Norm, Operand, Program, Rotate};
+pub(crate) use stage::{Experts, InputNorm, Matmul, Norm, Operand, Rotate};
 pub(crate) use stage::{Route, ScanStage, Stage, Value, Work};
 
 /// Turns a plan into stages for `devices` devices, which all run the same. Without `fuse`, each

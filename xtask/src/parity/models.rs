@@ -29,8 +29,8 @@ const COSINE_DISTANCE: f64 = 1e-4;
 const NEAR_TIE: f64 = 0.05;
 /// Tokens in the longest step.
 const STEP: usize = 1024;
-/// The tokens of the longest prompt on levels that are neither the detected nor the portable one: what
-/// long prompts need besides, such as windows, is the same code on all levels.
+/// The tokens of the longest prompt on levels that are neither the detected nor the portable one:
+/// what long prompts need besides, such as windows, is the same code on all levels.
 const MOST_ON_OTHER_LEVELS: usize = 130;
 
 /// How a prompt is fed.
@@ -42,8 +42,8 @@ enum Feeding {
 }
 
 /// Runs every model of the kit whose architecture is known on the reference interpreter and on the
-/// CPU at every level, on some of which only short prompts, unless others were chosen; on a GPU only
-/// if it was.
+/// CPU at every level, on some of which only short prompts, unless others were chosen; on a GPU
+/// only if it was.
 pub(crate) fn run(kit: &Path, chosen: &Selection) -> Result<Report> {
     let mut report = Report::default();
     let mut backends: Vec<(Box<dyn Backend>, usize)> = vec![(Box::new(Reference), chosen.tokens)];
@@ -65,14 +65,15 @@ pub(crate) fn run(kit: &Path, chosen: &Selection) -> Result<Report> {
     let names = names(kit, &chosen.model)?;
     let runs: Vec<(&dyn Backend, usize, &str)> = backends
         .iter()
-        .flat_map(|(backend, most)| names.iter().map(|name| (backend.as_ref(), *most, name.as_str())))
+        .flat_map(|(backend, most)| {
+            names.iter().map(|name| (backend.as_ref(), *most, name.as_str()))
+        })
         .collect();
     let next = AtomicUsize::new(0);
     let work = || {
         let mut report = Report::default();
         while let Some((backend, most, name)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
-            run_one(kit, name, *backend, *most, &mut report)
-                .with_context(|| (*name).to_owned())?;
+            run_one(kit, name, *backend, *most, &mut report).with_context(|| (*name).to_owned())?;
         }
         Ok::<Report, anyhow::Error>(report)
     };

@@ -2,7 +2,7 @@
 
 use bodkin_gguf::{Array, Metadata, Value};
 
-use super::shape::{Kind, Mixer, Shape, SharingExperts, TAPS};
+use super::shape::{Kind, Latent, Mixer, Shape, SharingExperts, TAPS};
 use super::tokenizer;
 
 /// The number of routing by sigmoids in metadata.
@@ -21,6 +21,7 @@ impl Shape {
             Kind::Delta { .. } => "qwen35",
             Kind::Gemma { .. } => "gemma4",
             Kind::SharedExpert { .. } => "glm4moe",
+            Kind::Latent { .. } => "deepseek2",
             Kind::Sinks { .. } => "gpt-oss",
         };
         metadata.insert("general.architecture", string(architecture));
@@ -60,11 +61,12 @@ impl Shape {
             Kind::SharedExpert { count, used, hidden } => {
                 self.insert_experts(count, used, hidden, set);
                 set("rope.dimension_count", Value::U32(self.head_dim / 2));
-                set("expert_shared_count", Value::U32(1));
-                set("leading_dense_block_count", Value::U32(1));
-                set("expert_weights_norm", Value::Bool(true));
-                set("expert_weights_scale", Value::F32(1.0));
-                set("expert_gating_func", Value::U32(SIGMOID));
+                insert_shared_expert(set);
+            }
+            Kind::Latent { latent, count, used, hidden } => {
+                self.insert_experts(count, used, hidden, set);
+                insert_shared_expert(set);
+                insert_latent(latent, set);
             }
             Kind::Gemma { global_dim, window, shared, input, .. } => {
                 let is_local = (0..self.layers).map(|layer| !self.is_global(layer)).collect();
@@ -153,5 +155,29 @@ impl Shape {
         set("expert_feed_forward_length", Value::U32(hidden));
         set("attention.key_length", Value::U32(self.head_dim));
         set("attention.value_length", Value::U32(self.head_dim));
+    }
+}
+
+/// What tells of a shared expert in every layer but the first.
+fn insert_shared_expert(set: &mut dyn FnMut(&str, Value)) {
+    set("expert_shared_count", Value::U32(1));
+    set("leading_dense_block_count", Value::U32(1));
+    set("expert_weights_norm", Value::Bool(true));
+    set("expert_weights_scale", Value::F32(1.0));
+    set("expert_gating_func", Value::U32(SIGMOID));
+}
+
+fn insert_latent(latent: Latent, set: &mut dyn FnMut(&str, Value)) {
+    let Latent { q_rank, rank, nope, rotary, value } = latent;
+    for (key, size) in [
+        ("attention.q_lora_rank", q_rank),
+        ("attention.kv_lora_rank", rank),
+        ("attention.key_length", rank + rotary),
+        ("attention.value_length", rank),
+        ("attention.key_length_mla", nope + rotary),
+        ("attention.value_length_mla", value),
+        ("rope.dimension_count", rotary),
+    ] {
+        set(key, Value::U32(size));
     }
 }

@@ -39,7 +39,9 @@ impl Routed {
     pub(super) fn new(trace: RoutingTrace, shape: &Shape, seed: u64) -> Result<Routed> {
         let (experts, used, dense_layers) = match shape.kind {
             Kind::Experts { count, used } | Kind::Sinks { count, used, .. } => (count, used, 0),
-            Kind::SharedExpert { count, used, .. } => (count, used, 1),
+            Kind::SharedExpert { count, used, .. } | Kind::Latent { count, used, .. } => {
+                (count, used, 1)
+            }
             _ => anyhow::bail!("--routing: expected a shape with experts"),
         };
         let [found, chosen] = [trace.experts(), trace.used()];

@@ -38,6 +38,19 @@ pub(super) enum Kind {
     Sinks { count: u32, used: u32, window: u32 },
     /// Experts of width `hidden` and a shared one in every layer but the first: a GLM 4.5.
     SharedExpert { count: u32, used: u32, hidden: u32 },
+    /// The same with latent attention: a GLM 4.7 Flash.
+    Latent { latent: Latent, count: u32, used: u32, hidden: u32 },
+}
+
+/// Latent attention: the lengths of the latent rows of queries and of keys with values, and of the
+/// parts of a head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Latent {
+    pub(super) q_rank: u32,
+    pub(super) rank: u32,
+    pub(super) nope: u32,
+    pub(super) rotary: u32,
+    pub(super) value: u32,
 }
 
 /// A Mamba 2 mixer.
@@ -104,6 +117,7 @@ impl Shape {
                 Kind::Delta { key_heads, value_heads, state, .. } if !self.has_attention(layer) => {
                     block.extend(self.delta_net(key_heads, value_heads, state));
                 }
+                Kind::Latent { latent, .. } => block.extend(self.latent_attention(latent)),
                 _ => block.extend(self.attention(layer)),
             }
             let norm = match self.kind {
@@ -186,6 +200,21 @@ impl Shape {
         tensors
     }
 
+    fn latent_attention(&self, latent: Latent) -> Vec<Tensor> {
+        let Latent { q_rank, rank, nope, rotary, value } = latent;
+        let (width, heads) = (self.width, self.heads);
+        vec![
+            matrix("attn_q_a", &[width, q_rank]),
+            vector("attn_q_a_norm", q_rank),
+            matrix("attn_q_b", &[q_rank, heads * (nope + rotary)]),
+            matrix("attn_kv_a_mqa", &[width, rank + rotary]),
+            vector("attn_kv_a_norm", rank),
+            matrix("attn_k_b", &[nope, rank, heads]),
+            matrix("attn_v_b", &[rank, value, heads]),
+            matrix("attn_output", &[heads * value, width]),
+        ]
+    }
+
     fn mixer(&self, Mixer { inner, heads, groups, state }: Mixer) -> Vec<Tensor> {
         let channels = inner + 2 * groups * state;
         vec![
@@ -220,7 +249,11 @@ impl Shape {
         let width = self.width;
         let (count, hidden) = match self.kind {
             Kind::Experts { count, .. } | Kind::Sinks { count, .. } => (count, self.hidden),
-            Kind::SharedExpert { count, hidden, .. } if layer > 0 => (count, hidden),
+            Kind::SharedExpert { count, hidden, .. } | Kind::Latent { count, hidden, .. }
+                if layer > 0 =>
+            {
+                (count, hidden)
+            }
             Kind::Hybrid { experts: Some(experts), .. } => return self.sharing_experts(experts),
             _ => return self.gated("", self.hidden).into(),
         };
@@ -230,7 +263,7 @@ impl Shape {
             matrix("ffn_up_exps", &[width, hidden, count]),
             matrix("ffn_down_exps", &[hidden, width, count]),
         ];
-        if let Kind::SharedExpert { .. } = self.kind {
+        if let Kind::SharedExpert { .. } | Kind::Latent { .. } = self.kind {
             tensors.push(constant("exp_probs_b.bias", &[count], 0.0));
             tensors.extend(self.gated("_shexp", hidden));
         }

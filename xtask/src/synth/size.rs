@@ -1,6 +1,6 @@
 //! The models whose shapes synthetic models have, as numbers.
 
-use super::shape::{Kind, Mixer, Shape, SharingExperts};
+use super::shape::{Kind, Latent, Mixer, Shape, SharingExperts};
 
 /// Which model the shape is that of.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -61,6 +61,9 @@ pub(crate) enum Size {
     /// Three layers of GLM 4.5 Air, the first without experts, with a smaller vocabulary: a shared
     /// expert and 128 others, of which a token uses eight.
     GlmMoe,
+    /// Ten layers of GLM 4.7 Flash, the first without experts, with a smaller vocabulary: latent
+    /// attention, a shared expert and 64 others, of which a token uses four.
+    GlmFlash,
 }
 
 impl Size {
@@ -124,6 +127,7 @@ impl Size {
             Size::WholeA3b => Shape { layers: 48, vocabulary: 151_936, ..qwen3_moe(one_b) },
             Size::GptOss => gpt_oss(one_b),
             Size::GlmMoe => glm(one_b),
+            Size::GlmFlash => glm_flash(one_b),
         }
     }
 }
@@ -298,6 +302,21 @@ fn glm(one_b: Shape) -> Shape {
         vocabulary: 32_768,
         tied: false,
         kind: Kind::SharedExpert { count: 128, used: 8, hidden: 1408 },
+        ..one_b
+    }
+}
+
+/// Ten layers of GLM 4.7 Flash.
+fn glm_flash(one_b: Shape) -> Shape {
+    let latent = Latent { q_rank: 768, rank: 512, nope: 192, rotary: 64, value: 256 };
+    Shape {
+        layers: 10,
+        hidden: 10_240,
+        heads: 20,
+        kv_heads: 1,
+        vocabulary: 32_768,
+        tied: false,
+        kind: Kind::Latent { latent, count: 64, used: 4, hidden: 1536 },
         ..one_b
     }
 }

@@ -8,7 +8,7 @@ use bodkin_engine::Tokenizer;
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
-use super::shape::{Kind, Mixer, SharingExperts, Tensor};
+use super::shape::{Kind, Latent, Mixer, SharingExperts, Tensor};
 use super::*;
 
 fn tiny(format: &str, seed: u64) -> File {
@@ -67,6 +67,9 @@ fn experts_hybrids_and_shared_layers_run() {
     // Rows of 96 are no whole blocks of Q4_K.
     let kind = Kind::SharedExpert { count: 8, used: 2, hidden: 96 };
     let shared = Shape { kind, ..hybrid };
+    let latent = Latent { q_rank: 96, rank: 64, nope: 32, rotary: 16, value: 48 };
+    let kind = Kind::Latent { latent, count: 8, used: 2, hidden: 96 };
+    let latent = Shape { kind, kv_heads: 1, ..hybrid };
     let kind = Kind::Sinks { count: 8, used: 2, window: 4 };
     let sinks = Shape { kind, ..hybrid };
     let few = SharingExperts { count: 8, used: 2, hidden: 96, shared: 256 };
@@ -81,6 +84,7 @@ fn experts_hybrids_and_shared_layers_run() {
         (sinks, ["route", "attention"]),
         (gemma, ["attention", "softcap"]),
         (shared, ["route", "expert_sum"]),
+        (latent, ["attention", "expert_sum"]),
         (experts, ["route", "expert_sum"]),
         (hybrid, ["scan", "attention"]),
         (delta, ["delta_rule", "attention"]),

@@ -34,20 +34,21 @@ impl<'a> Lowering<'a> {
         Attend { q, kv, shares_kv: false, rotation, attention, slot, out, half_out }
     }
 
-    /// The attention behind the rotations from operation `i` on, if they rotate its queries and keys
-    /// alike, and no other operation reads them.
+    /// The attention behind the rotations from operation `i` on, if they rotate its queries and
+    /// keys alike, and no other operation reads them.
     pub(super) fn rotated(&self, i: usize) -> Option<Rotated<'a>> {
         self.rotated_with_own(i).or_else(|| self.rotated_with_shared(i))
     }
 
-    /// Attention `i + 1`, if operation `i` rotates its queries as the keys are rotated, which are an
-    /// earlier layer's.
+    /// Attention `i + 1`, if operation `i` rotates its queries as the keys are rotated, which are
+    /// an earlier layer's.
     fn rotated_with_shared(&self, i: usize) -> Option<Rotated<'a>> {
         let [first, second] = self.plan.ops.get(i..i + 2)? else { return None };
         let Op::Rope { input: q_input, rope, head_dim, .. } = first else { return None };
         let Op::Attention { q, kv: None, attention, slot } = second else { return None };
         let own = |op: &Op| matches!(op, Op::Attention { kv: Some(_), slot: s, .. } if s == slot);
-        let owner = self.rotated_with_own(self.plan.ops[..i].iter().rposition(own)?.checked_sub(2)?)?;
+        let owner =
+            self.rotated_with_own(self.plan.ops[..i].iter().rposition(own)?.checked_sub(2)?)?;
         let is_alike = (rope, *head_dim, q.0) == (owner.rope, owner.head_dim, i);
         let is_alike = is_alike && attention.entries == Entries::Tokens;
         let inputs = [*q_input, owner.inputs[1], owner.inputs[2]];

@@ -3,8 +3,8 @@
 
 use bodkin_model::{NormKind, Plan};
 
-use super::stage::{Epilogue, Function, Fusion, InputNorm, Matmul, MatmulFusion, Norm, Operand};
-use super::stage::{Program, Stage, Value, Work};
+use super::program::{Fusion, MatmulFusion, Program};
+use super::stage::{Epilogue, Function, InputNorm, Matmul, Norm, Operand, Stage, Value, Work};
 use crate::constants::INLINED_COLS;
 use crate::packed::PackedLayout;
 

@@ -10,9 +10,10 @@ use bodkin_model::{
 use super::matrices::shapes;
 use super::stage::{Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Halves, SliceConcat};
 use super::stage::{
-    InputNorm, Matmul, Norm, Operand, Residual, Rotate, Route, RouteChosen, ScanStage, Sparse, Stage, Value,
-    ValueSpec, Work,
+    InputNorm, Matmul, Norm, Operand, Residual, Rotate, Route, RouteChosen, ScanStage, Sparse,
+    Stage, Value, Work,
 };
+use super::value::ValueSpec;
 use crate::constants::{CHUNK_COLS, INLINED_COLS};
 use crate::packed::{PackedLayout, Shape};
 
@@ -338,8 +339,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The residual that the result of operation `i` is added to, likewise, with the last operation:
-    /// that may scale the sum by one number.
+    /// The residual that the result of operation `i` is added to, likewise, with the last
+    /// operation: that may scale the sum by one number.
     fn residual_of(&self, i: usize) -> Option<(Residual, usize)> {
         let &Op::Add { a, b } = self.plan.ops.get(i + 1)? else { return None };
         let to = if a.0 == i { b } else { a };

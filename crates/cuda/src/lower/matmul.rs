@@ -104,7 +104,8 @@ impl Lowering<'_> {
         next
     }
 
-    /// The result of operation `i`, of which rows have `parts` parts: halves if nothing reads floats.
+    /// The result of operation `i`, of which rows have `parts` parts: halves if nothing reads
+    /// floats.
     fn floats_or_halves(&mut self, i: usize, parts: usize) -> Value {
         // Other rows would have to be padded.
         if !(self.plan.widths[i] / parts).is_multiple_of(CHUNK_COLS) {

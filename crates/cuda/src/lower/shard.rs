@@ -7,7 +7,8 @@ use std::mem;
 use bodkin_model::{Op, Plan, WeightId};
 
 use super::matrices::{bias_of, matrix_of};
-use super::stage::{Epilogue, Fusion, Gather, Program, Stage, Value, Work};
+use super::program::{Fusion, Program};
+use super::stage::{Epilogue, Gather, Stage, Value, Work};
 use crate::constants::TILE_ROWS;
 use crate::packed::PackedLayout;
 

@@ -3,7 +3,8 @@
 
 use bodkin_model::{Plan, Rows};
 
-use super::stage::{Content, Epilogue, Halves, Matmul, Program, Stage, Value, Work};
+use super::program::Program;
+use super::stage::{Content, Epilogue, Halves, Matmul, Stage, Value, Work};
 use crate::constants::CHUNK_COLS;
 use crate::packed::PackedLayout;
 
