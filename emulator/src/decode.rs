@@ -188,6 +188,7 @@ fn mixed_types(opcode: &str) -> Option<Op> {
         "cvt.u16.u64" => map!(|a: u64| a as u16),
         "cvt.u32.u16" => map!(|a: u16| u32::from(a)),
         "cvt.u32.u64" => map!(|a: u64| a as u32),
+        "cvt.u64.u16" => map!(|a: u16| u64::from(a)),
         "cvt.u64.u32" => map!(|a: u32| u64::from(a)),
         "cvta.shared.u64" => map!(|a: u64| a | SHARED),
         "cvta.local.u64" => map!(|a: u64| a | LOCAL),

@@ -10,9 +10,6 @@ use crate::kernel::{Instruction, Kernel, Op, Register, SPECIAL_REGISTERS};
 use crate::lexer::{Token, is_number, number, tokens};
 use crate::registers::allocate_registers;
 
-/// The alignment of dynamic shared memory, in bytes.
-const DYNAMIC_ALIGNMENT: usize = 1024;
-
 /// The unparsed text of a kernel or a function, from its name on.
 struct Source {
     text: String,
@@ -66,6 +63,7 @@ impl Module {
             kernel: Kernel { name: name.to_owned(), ..Kernel::default() },
             scopes: vec![Scope::default()],
             constants: HashMap::new(),
+            dynamic_alignment: 1,
             tokens: Vec::new().into_iter().peekable(),
             line: 0,
         };
@@ -104,6 +102,8 @@ struct Parser<'a> {
     kernel: Kernel,
     scopes: Vec<Scope<'a>>,
     constants: HashMap<u64, Register>,
+    /// Of dynamic shared memory, in bytes.
+    dynamic_alignment: usize,
     /// The remaining tokens.
     tokens: Peekable<IntoIter<Token<'a>>>,
     line: u32,
@@ -130,7 +130,8 @@ impl<'a> Parser<'a> {
         }
         self.push(Op::Return);
         self.close()?;
-        self.kernel.shared_bytes = self.kernel.shared_bytes.next_multiple_of(DYNAMIC_ALIGNMENT);
+        let bytes = &mut self.kernel.shared_bytes;
+        *bytes = bytes.next_multiple_of(self.dynamic_alignment);
         Ok(())
     }
 
@@ -292,6 +293,7 @@ impl<'a> Parser<'a> {
         }
         self.expect(";")?;
         if space == ".extern" {
+            self.dynamic_alignment = self.dynamic_alignment.max(alignment);
             let dynamic = self.find("%dynamic")?;
             self.declare(name, dynamic);
             return Ok(());

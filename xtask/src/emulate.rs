@@ -41,7 +41,7 @@ enum Chip {
 }
 
 /// Models whose bits are compared with and without rewrites of the plan.
-const SYNTHETIC: [(Size, &str, &str); 9] = [
+const SYNTHETIC: [(Size, &str, &str); 10] = [
     (Size::Small, "Q4_K", "small-q4_k.gguf"),
     (Size::Small, "IQ4_XS", "small-iq4_xs.gguf"),
     (Size::Small, "S24_Q8_0", "small-s24_q8_0.gguf"),
@@ -51,6 +51,7 @@ const SYNTHETIC: [(Size, &str, &str); 9] = [
     (Size::SmallNemotron, "Q8_0", "small-nemotron-q8_0.gguf"),
     (Size::SmallDelta, "Q4_K", "small-delta-q4_k.gguf"),
     (Size::SmallGemma4, "Q4_K", "small-gemma4-q4_k.gguf"),
+    (Size::SmallLatent, "Q4_K", "small-latent-q4_k.gguf"),
 ];
 /// The model, of those, whose persistent kernel loses a result, so that its watchdog has to end it.
 const STALLED: &str = "small-q4_k.gguf";

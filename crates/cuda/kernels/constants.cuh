@@ -59,13 +59,13 @@
 #define BLOCK_HEADS 4u
 
 // The widest key or value that decode attention takes on tensor cores.
-#define MAX_MMA_DIM 512u
+#define MAX_MMA_DIM 576u
 
 // Columns of keys or values that it takes at once.
 #define MMA_COLUMNS 128u
 
 // Shared memory of the warps of one KV split on tensor cores, for queries and results.
-#define MMA_WORKSPACE_BYTES 28160u
+#define MMA_WORKSPACE_BYTES 28928u
 
 // KV splits whose results a block copies to shared memory at once to combine them.
 #define COMBINED_AT_ONCE 32u
@@ -155,19 +155,19 @@
 // Shared memory of a block of the persistent kernel beside a stage's workspace: slots of
 // weights with their barriers and where they are stored, partial sums, six stages, page
 // tables, addresses of experts, the position, the state slot and sums of warps.
-#define PERSISTENT_BYTES 172320u
+#define PERSISTENT_BYTES 172832u
 
 // Page tables that the persistent kernel's attention may have.
 #define MAX_TABLES 4u
 
 // Experts of a row in the persistent kernel, at most.
-#define MAX_CHOSEN 16u
+#define MAX_CHOSEN 32u
 
 // Results of expert tiles that a block of the persistent kernel holds until it sums them.
 #define MAX_RESULTS 64u
 
 // The workspace of a row's experts in the persistent kernel beside a stage's input.
-#define CHOSEN_BYTES 5248u
+#define CHOSEN_BYTES 5376u
 
 // The op of a matmul in the persistent kernel is its layout, plus this where it is gated.
 #define OP_GATED 16u
@@ -201,6 +201,9 @@
 
 // The op that converts floats to matmul inputs.
 #define OP_CONVERT_INPUT 41u
+
+// The op of a rotation.
+#define OP_ROTATE 42u
 
 // The layouts of packed weights, and of each the bytes of a chunk.
 enum Layout { F16, S8, S8X16, U8, U4, IQ4, FP4, S24_F16, S24_S8, S24_S4, F32 };

@@ -111,7 +111,7 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
     u32 stride = kv_stride(a.value_dim);
     Workspace &workspace = *(Workspace *)shared;
     const u32 *pages = metadata.pages(a.page_table, metadata.span(row));
-    float row_max = -INFINITY_F, sum = 0.0f, total[DIM / MMA_COLUMNS][HEAD_ITEMS] = {};
+    float row_max = -INFINITY_F, sum = 0.0f, total[(DIM + MMA_COLUMNS - 1) / MMA_COLUMNS][HEAD_ITEMS] = {};
     float query_factor = query_scale(a, block.range.y - 1);
     for (u32 split = first; split <= last; split += gridDim.z) {
         // The partials of the previous split have been read.
@@ -209,4 +209,4 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
 
 ATTENTION_KERNELS(128, 2)
 ATTENTION_KERNELS(256, 1)
-ATTENTION_KERNELS(512, 1)
+ATTENTION_KERNELS(576, 1)

@@ -1,4 +1,4 @@
-// Decode attention on tensor cores: up to four query heads of a KV head, of up to 512 dimensions,
+// Decode attention on tensor cores: up to four query heads of a KV head, of up to 576 dimensions,
 // with a KV cache in f16 or in bytes, which become f16 when they are read. A warp takes keys and
 // values 128 columns at a time. Queries and probabilities are split into a high and a low f16 (22
 // bits, or 2^-25). A NaN query becomes the lowest half, as in a matmul input.
@@ -17,7 +17,7 @@
 #define HEAD_THREADS (TEAM / BLOCK_HEADS)       // threads of a head in a team
 #define HEAD_ITEMS (MMA_COLUMNS / HEAD_THREADS) // of the columns taken at once, those of a thread, at most
 #define QUERY_ROW (2 * MAX_MMA_DIM + 32)     // high and low halves of a query, padded against bank conflicts
-#define PART_ROW (MMA_COLUMNS + 8)
+#define PART_ROW (MMA_COLUMNS + 4)
 #define LOWEST_FLOAT -3.402823466e38f
 
 // The tiles of a split with positions in [from, to).

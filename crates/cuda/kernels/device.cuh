@@ -353,15 +353,21 @@ template <u32 PARTS> DEVICE float rms_scale(const float *x, u32 n, float eps, fl
 }
 
 // RoPE: element `at` of a head, rotated by its row's angles. Elements beyond the rotary pairs are
-// unchanged.
-DEVICE float rope_element(const float *head, u32 at, const float2 *angles, u32 pairs, u32 is_neox) {
-    float y = head[at];
+// unchanged. `read` reads an element.
+template <class Read>
+DEVICE float rope_element(const float *head, u32 at, const float2 *angles, u32 pairs, u32 is_neox,
+                          const Read &read) {
+    float y = read(head + at);
     if (at >= 2 * pairs) return y;
     bool is_second = is_neox ? at >= pairs : at % 2 == 1;
     u32 other = is_neox ? (is_second ? at - pairs : at + pairs) : at ^ 1;
     float2 angle = angles[is_neox ? at % pairs : at / 2];
-    float z = head[other];
+    float z = read(head + other);
     return is_second ? fmaf(z, angle.y, y * angle.x) : fmaf(-z, angle.y, y * angle.x);
+}
+
+DEVICE float rope_element(const float *head, u32 at, const float2 *angles, u32 pairs, u32 is_neox) {
+    return rope_element(head, at, angles, pairs, is_neox, [](const float *from) { return *from; });
 }
 
 // Activation functions, numbered as in the host's `act_number`.

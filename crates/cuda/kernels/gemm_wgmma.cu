@@ -218,8 +218,16 @@ DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, c
     if (row >= p.matrices[tile.matrix].rows) return;
     RowEpilogue<GATED, ROWS, 1, false> epilogue(p, tile.matrix, group.expert, row);
     u32 end = group.count;
+    bool is_activated = !GATED && p.is_activated;
 #pragma unroll 1
-    for (u32 first = t / 32; first < end; first += BATCH * WARPS) {
+    for (u32 token = t / 32; is_activated && token < end; token += WARPS) {
+        float y[ROWS];
+        load<ROWS>(y, results + token * PITCH + row_in_block);
+        epilogue.activate_row(y);
+        epilogue.store(result_row(m, group.first + token), y);
+    }
+#pragma unroll 1
+    for (u32 first = t / 32; !is_activated && first < end; first += BATCH * WARPS) {
         float sums[BATCH][ROWS], others[BATCH][ROWS];
         u32 at[BATCH];
         // All loads before the first store.
@@ -323,7 +331,12 @@ template <bool GATED> DEVICE void add_slices(const Gemm &m) {
         add_to(sums, from[0]);
         if (GATED) add_to(others, from[GROUP]);
     }
-    epilogue.finish(sums, others);
+    if (!GATED && p.is_activated) {
+        epilogue.activate_row(sums[0]);
+        epilogue.activate_row(sums[1]);
+    } else {
+        epilogue.finish(sums, others);
+    }
 #pragma unroll
     for (u32 i = 0; i < 2; i++) {
         if (first + i < group.count) epilogue.store(group.first + first + i, sums[i]);

@@ -101,7 +101,7 @@ DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float 
     const Matrix &m = p.matrices[i];
     if (row >= m.rows) return;
     float y = scale_and_bias(m, expert, row, sum, exponent);
-    if (p.act) return store_activated(p, m, row, at, activate(p.act, y));
+    if (p.is_activated) return store_activated(p, m, row, at, activate(p.act, y));
     if (p.residual && i == 0) y = residual + y * p.factor;
     store_result(p, m.out + (u64)at * m.out_stride + row, y);
 }
@@ -117,7 +117,6 @@ DEVICE void epilogue_gated(const Matmul &p, u32 expert, u32 row, u32 at, float g
 }
 
 #define ANY_ACTIVATION ~0u
-#define NO_ACTIVATION 0u
 
 // What a row's sums are multiplied by, and its bias, for many of them.
 struct RowScale {
@@ -189,8 +188,6 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
         // One branch for all of them, so that their computations overlap.
         if (GATED && p.act == SILU) {
             finish<N, SILU>(sums, others);
-        } else if (!GATED && p.act == NO_ACTIVATION) {
-            finish<N, NO_ACTIVATION>(sums, others);
         } else {
             finish<N, ANY_ACTIVATION>(sums, others);
         }
@@ -206,8 +203,6 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
                 float y = scales[j].of(sums[i][j]);
                 if (GATED) {
                     y = gated(ACT == ANY_ACTIVATION ? p.act : ACT, y, up_scales[j].of(others[i][j]));
-                } else if (ACT == ANY_ACTIVATION) {
-                    y = activate(p.act, y);
                 } else if (has_residuals) {
                     y = others[i][j] + y * p.factor;
                 }
@@ -216,13 +211,25 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
         }
     }
 
+    // The activated results of an input row. Not of many at once: the functions are long.
+    __device__ __forceinline__ void activate_row(float (&sums)[ROWS]) const {
+#pragma unroll
+        for (u32 j = 0; j < ROWS; j++) sums[j] = activate(p.act, scales[j].of(sums[j]));
+    }
+
     // Stores the results of input row `at`.
     __device__ __forceinline__ void store(u32 at, const float (&y)[ROWS]) const {
         if (p.half_out) {
             if (!ALL_DEVICES && ROWS == 2 && DISTANCE == 1 && exists(1)) {
-                // Rows are even, and so are strides.
+                // Rows and strides are multiples of so many.
                 u32 pair = to_input(y[0]) | (u32)to_input(y[1]) << 16;
                 *(u32 *)(p.half_out + half_at(p.half_stride, at, row)) = pair;
+                return;
+            }
+            if (!ALL_DEVICES && ROWS == 4 && DISTANCE == 1 && exists(3)) {
+                u32 low = to_input(y[0]) | (u32)to_input(y[1]) << 16;
+                u32 high = to_input(y[2 % ROWS]) | (u32)to_input(y[3 % ROWS]) << 16;
+                *(uint2 *)(p.half_out + half_at(p.half_stride, at, row)) = make_uint2(low, high);
                 return;
             }
 #pragma unroll

@@ -49,9 +49,9 @@ struct Matmul {
     u32 slice_chunks; // chunks of a split-K slice
     u32 rows; // of the input
     u32 experts; // 0 without experts
-    u32 act; // activation function of a gated matmul, or of the result of a single matrix
+    u32 act; // activation function of a gated matmul, or of a single matrix's result
     u32 experts_used; // by each row; 0 without experts
-    u32 shares_input; // whether all experts of a row read the same input; their results are not summed then
+    u32 shares_input; // whether all experts of a row read the same input
     u32 cols;
     float norm_eps;
     u32 slices; // split-K
@@ -59,7 +59,7 @@ struct Matmul {
     u32 slot_bytes; // what a slot of the persistent kernel holds
     float factor; // multiplies the result before the residual is added
     u32 blocks; // of the persistent kernel: those that take tiles
-    u32 padding;
+    u32 is_activated; // whether a single matrix's result is stored as `act` and `half_out` say
     u32 peers; // other devices that the results are also stored on
     const u64 *distances; // [peers]: bytes from a value on this device to the same one there
 };
@@ -92,7 +92,7 @@ static_assert(OFFSET(Matmul, chunk_bytes) == 312);
 static_assert(OFFSET(Matmul, slot_bytes) == 316);
 static_assert(OFFSET(Matmul, factor) == 320);
 static_assert(OFFSET(Matmul, blocks) == 324);
-static_assert(OFFSET(Matmul, padding) == 328);
+static_assert(OFFSET(Matmul, is_activated) == 328);
 static_assert(OFFSET(Matmul, peers) == 332);
 static_assert(OFFSET(Matmul, distances) == 336);
 
@@ -1102,6 +1102,7 @@ struct Stage {
         Elementwise elementwise;
         SliceConcat slice_concat;
         ConvertInput convert_input;
+        Rotate rotate;
         u32 words[88];
     };
 };

@@ -351,7 +351,7 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
                 while (current.residual == SENTINEL) current.residual = load_relaxed(p.residual + current.row);
                 // The same arithmetic as `epilogue` in matmul.cuh.
                 float y = total * power_of_two(current.exponent) + current.bias;
-                if (EXPERTS && p.act) {
+                if (EXPERTS && p.is_activated) {
                     const Matrix &m = p.matrices[0];
                     if (current.row < m.rows) store_activated(p, m, current.row, 0, activate(p.act, y));
                 } else if (current.out) {
@@ -363,8 +363,8 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
     return ring.taken;
 }
 
-// An ungated matmul of experts. Up projections share an input, and are stored. For down projections it multiplies
-// each chosen expert's input with the block's tiles, and sums the experts' results as `expert_sum` does. Results
+// An ungated matmul of experts, or of the parts of an input with a matrix each. Results are stored, unless they
+// are down projections: then it sums the experts' results as `expert_sum` does. Results
 // stay in shared memory until all of a tile's are done. Where blocks share a tile, the one with its first expert
 // sums; the others compute their part of it first, and publish it.
 template <int LAYOUT> DEVICE u32 matmul_ungated_experts(u32 stage, u32 taken) {
@@ -411,10 +411,10 @@ template <int LAYOUT> DEVICE u32 matmul_ungated_experts(u32 stage, u32 taken) {
         float bias = has_bias ? m.bias[chosen.experts[i] * m.rows + row] : __uint_as_float(MINUS_ZERO);
         result = total = total * power_of_two(chosen.exponents[unit - first][row % TILE_ROWS]) + bias;
         if (row >= m.rows) continue;
-        if (p.shares_input) store_activated(p, m, row, i, activate(p.act, total));
+        if (!is_summed(p)) store_activated(p, m, row, i, activate(p.act, total));
         else if (unit - i < first) store_relaxed(p.matrices[1].out + i * m.rows + row, total);
     }
-    if (p.shares_input) return ring.taken;
+    if (!is_summed(p)) return ring.taken;
     // The tiles that begin in this block. Other blocks may have computed experts of the last one:
     // those results come behind this block's own. A block without tiles to sum does not wait.
     u32 from = (first + p.experts_used - 1) / p.experts_used, to = (end + p.experts_used - 1) / p.experts_used;

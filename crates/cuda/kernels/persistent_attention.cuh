@@ -1,4 +1,4 @@
-// Decode attention in the persistent kernel, for heads of up to 512 dimensions. A block has two teams
+// Decode attention in the persistent kernel, for heads of up to 576 dimensions. A block has two teams
 // of 8 warps. A work item of a team is a KV split of 128 positions for up to four query heads of a KV
 // head, items of the last split first; a warp takes a tile of 16 positions. Keys and values come
 // through the rings that weights come through.
@@ -114,6 +114,7 @@ DEVICE Workspace &team_workspace() { return ((Workspace *)shared_memory().worksp
 // Polls pair `i` of a query and, where they are needed in f16, of the current key and value, and writes
 // it to the team's workspace. The threads of the first two heads also take the key and the value.
 DEVICE void gather_query(const Attention &a, const SplitItem &now, u32 i) {
+    if (2 * i >= MAX_MMA_DIM) return;
     u32 t = opaque(threadIdx.x) % TEAM, h = t / HEAD_THREADS, position = shared_memory().position;
     Rotation rotation(a, i);
     const float *head = h < now.head_count(a) ? a.q + (now.first_head(a) + h) * a.key_dim : 0;

@@ -20,11 +20,14 @@ DEVICE ChosenExperts &chosen_experts(const Matmul &p, bool is_gated) {
     return *(ChosenExperts *)(input + p.input_stride * (is_gated || p.shares_input ? 1 : p.experts_used));
 }
 
+// Whether an ungated matmul of experts sums their results: then it has a place for partial sums.
+DEVICE bool is_summed(const Matmul &p) { return p.matrices[1].out; }
+
 DEVICE void load_chosen(const Matmul &p, bool is_gated, u32 t) {
     ChosenExperts &chosen = chosen_experts(p, is_gated);
     if (t < p.experts_used) chosen.experts[t] = (u32)poll(p.route + p.experts_used + t);
     t -= 32;
-    if (t < p.experts_used && !is_gated && !p.shares_input) chosen.weights[t] = poll(p.route + t);
+    if (t < p.experts_used && !is_gated && is_summed(p)) chosen.weights[t] = poll(p.route + t);
 }
 
 // Prefetches the exponents of the scales of a block's expert tiles.
@@ -213,6 +216,7 @@ static __device__ __noinline__ void other(u32 work, u32 stage) {
     case OP_ELEMENTWISE: return elementwise_row(stage);
     case OP_SLICE_CONCAT: return slice_concat_row(stage);
     case OP_CONVERT_INPUT: return convert_input_row(stage);
+    case OP_ROTATE: return rotate_row(stage);
     default: return route(stage);
     }
 }

@@ -1,5 +1,5 @@
 // Recurrent layers in the persistent kernel: convolutions, scans and delta rules of one row, and
-// elementwise functions, slices and conversions beside them. The recurrent state is of earlier
+// elementwise functions, rotations, slices and conversions beside them. The recurrent state is of earlier
 // steps, so it is loaded before inputs are polled. Every block reads only what its results need:
 // once the last stage's input exists, nothing is read any more.
 #pragma once
@@ -293,6 +293,16 @@ DEVICE void slice_concat_row(u32 stage) {
     Share share(p.groups * (p.a_len + p.b_len));
 #pragma unroll 1
     for (u32 i = share.first; i < share.end; i += THREADS) store_relaxed(p.out + i, poll(source(p, p.a, p.b, i)));
+}
+
+DEVICE void rotate_row(u32 stage) {
+    const Rotate &p = shared_memory().stages[opaque(stage % 2)].rotate;
+    Share share(p.width);
+#pragma unroll 1
+    for (u32 i = share.first; i < share.end; i += THREADS) {
+        const float *head = p.x + i / p.head_dim * p.head_dim;
+        store_relaxed(p.out + i, rope_element(head, i % p.head_dim, p.cos_sin, p.rotary_pairs, p.is_neox, poll));
+    }
 }
 
 DEVICE void convert_input_row(u32 stage) {

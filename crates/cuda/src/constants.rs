@@ -84,11 +84,11 @@ shared! {
     /// Query heads of one KV head that a block takes, at most.
     BLOCK_HEADS: usize = 4;
     /// The widest key or value that decode attention takes on tensor cores.
-    MAX_MMA_DIM: usize = 512;
+    MAX_MMA_DIM: usize = 576;
     /// Columns of keys or values that it takes at once.
     MMA_COLUMNS: usize = 128;
     /// Shared memory of the warps of one KV split on tensor cores, for queries and results.
-    MMA_WORKSPACE_BYTES: usize = 28160;
+    MMA_WORKSPACE_BYTES: usize = 28928;
     /// KV splits whose results a block copies to shared memory at once to combine them.
     COMBINED_AT_ONCE: usize = 32;
     /// Results that a thread combines, at most.
@@ -157,7 +157,7 @@ shared! {
     /// Page tables that the persistent kernel's attention may have.
     MAX_TABLES: usize = 4;
     /// Experts of a row in the persistent kernel, at most.
-    MAX_CHOSEN: usize = 16;
+    MAX_CHOSEN: usize = 32;
     /// Results of expert tiles that a block of the persistent kernel holds until it sums them.
     MAX_RESULTS: usize = 64;
     /// The workspace of a row's experts in the persistent kernel beside a stage's input.
@@ -184,6 +184,8 @@ shared! {
     OP_SLICE_CONCAT: u32 = 40;
     /// The op that converts floats to matmul inputs.
     OP_CONVERT_INPUT: u32 = 41;
+    /// The op of a rotation.
+    OP_ROTATE: u32 = 42;
 }
 
 /// Matmul inputs are stored divided by this.

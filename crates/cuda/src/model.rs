@@ -16,7 +16,7 @@ use bodkin_backend::{
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
-use crate::constants::LOGIT_GROUPS;
+use crate::constants::{LOGIT_GROUPS, MAX_CHOSEN};
 use crate::driver::{Device, Graph, Kernel, Memory, Pinned};
 use crate::expert_cache::ExpertCache;
 use crate::kernels::Kernels;
@@ -117,6 +117,11 @@ impl CudaModel {
                 .and_then(|()| device.synchronize())?;
             addresses.inverse_frequencies.push((address, magnitude));
         }
+        addresses.numbers = take(4 * MAX_CHOSEN, "the numbers of parts")?;
+        let numbers: Vec<f32> = (0..MAX_CHOSEN).map(|i| i as f32).collect();
+        // SAFETY: as above.
+        unsafe { device.copy_to_device(addresses.numbers, &numbers) }
+            .and_then(|()| device.synchronize())?;
         addresses.group_max = take(8 * LOGIT_GROUPS * sizes.outputs, "the largest logits")?;
         addresses.step_counts = take(8 * sizes.outputs, "the counts of steps")?;
         let sampled = Pinned::zeroed(device, 2 * sizes.outputs)?;

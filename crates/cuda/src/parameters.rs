@@ -114,11 +114,11 @@ parameters! {
         rows: u32,
         /// 0 without experts
         experts: u32,
-        /// activation function of a gated matmul, or of the result of a single matrix
+        /// activation function of a gated matmul, or of a single matrix's result
         act: u32,
         /// by each row; 0 without experts
         experts_used: u32,
-        /// whether all experts of a row read the same input; their results are not summed then
+        /// whether all experts of a row read the same input
         shares_input: u32, cols: u32, norm_eps: f32,
         /// split-K
         slices: u32,
@@ -130,7 +130,8 @@ parameters! {
         factor: f32,
         /// of the persistent kernel: those that take tiles
         blocks: u32,
-        padding: u32,
+        /// whether a single matrix's result is stored as `act` and `half_out` say
+        is_activated: u32,
         /// other devices that the results are also stored on
         peers: u32,
         /// [peers]: bytes from a value on this device to the same one there

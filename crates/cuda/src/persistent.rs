@@ -18,7 +18,7 @@ use crate::shared_memory::{route_bytes, route_places};
 /// Rows of the last matmul, at least: a tile of 16 for every block, also of larger devices.
 const MIN_LAST_ROWS: usize = 4096;
 /// Shared memory that the kernels declare statically.
-pub(crate) const STATIC_BYTES: usize = 2 << 10;
+pub(crate) const STATIC_BYTES: usize = 1728;
 /// Shared memory for what a delta rule needs of a token.
 const RULE_TOKEN_BYTES: usize = 4 * (3 * PERSISTENT_RULE_DIM + 4);
 /// The largest workspace of a stage, on the devices that have the kernel.
@@ -133,7 +133,7 @@ impl Persistent {
             Work::Matmul(Matmul { operands, epilogue, experts: Some(experts), .. }) => {
                 let weight = plan.weight(operands[0].weight);
                 let tiles = experts.used * (weight.rows / experts.count).div_ceil(TILE_ROWS);
-                let has_room = tiles.div_ceil(blocks) + MAX_CHOSEN <= MAX_RESULTS;
+                let has_room = tiles.div_ceil(blocks) + experts.used <= MAX_RESULTS;
                 blocks > 1 && (has_room || matches!(epilogue, Epilogue::Gate { .. }))
             }
             _ => true,
@@ -217,6 +217,7 @@ impl Variant {
                 | Work::Scan(_)
                 | Work::Elementwise { .. }
                 | Work::ScaleBy { .. }
+                | Work::Rotate(_)
                 | Work::SliceConcat(_)
                 | Work::ConvertInput { .. },
                 _,
@@ -267,9 +268,11 @@ impl Variant {
             (_, MatmulFusion::Sum { .. }) => {
                 (!experts.is_shared || experts.used == 1).then_some(experts.used)
             }
+            // Parts that have matrices of their own.
+            _ if experts.route.is_none() => Some(experts.used),
             _ => (experts.is_shared && matmul.operands.len() == 1).then_some(1),
         };
-        let can = self.has_experts && experts.route.is_some() && experts.used <= MAX_CHOSEN;
+        let can = self.has_experts && experts.used <= MAX_CHOSEN;
         let cols = weight.cols.next_multiple_of(CHUNK_COLS);
         let norm = if matches!(fusion, MatmulFusion::Norm(_)) { 4 * cols } else { 0 };
         let bytes = inputs? * 2 * cols + CHOSEN_BYTES + norm;
@@ -413,7 +416,7 @@ mod tests {
         let fits = |blocks, plan: &Plan| persistent.fits(blocks, plan, &program);
         assert!(fits(blocks, &plan));
         assert!(!fits(1, &plan), "another block has to choose");
-        let most = (MAX_RESULTS - MAX_CHOSEN) * blocks / experts.used;
+        let most = (MAX_RESULTS - experts.used) * blocks / experts.used;
         plan.weights[weight.0].rows = experts.count * TILE_ROWS * most;
         assert!(fits(blocks, &plan));
         plan.weights[weight.0].rows += experts.count * TILE_ROWS * blocks;

@@ -64,6 +64,9 @@ pub(crate) struct Addresses {
     /// factor.
     pub(crate) inverse_frequencies: Vec<(u64, f32)>,
     pub(crate) angles: Vec<u64>,
+    /// The numbers from 0 on, of the most parts that have matrices of their own in the persistent
+    /// kernel.
+    pub(crate) numbers: u64,
     /// The largest logit of each group of a row's.
     pub(crate) group_max: u64,
     /// Counters of sampling, two for each row: zero before the first step.
@@ -209,8 +212,9 @@ impl Step<'_> {
 
     /// The address of matmul inputs and the distance of their rows; zeros for none.
     fn half_place(&self, value: Option<Value>) -> (u64, u32) {
-        let (address, stride) = self.place(value);
-        (address, stride | value.map_or(0, |value| self.swizzled_mark(value)))
+        let Some(value) = value else { return (0, 0) };
+        let stride = self.content(self.program.base(value)).result_stride(1) as u32;
+        (self.address(value), stride | self.swizzled_mark(value))
     }
 
     /// The distance of a value's rows, in elements.

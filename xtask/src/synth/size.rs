@@ -21,6 +21,8 @@ pub(crate) enum Size {
     SmallDelta,
     /// A Gemma 4 of four layers, of which two share keys and values.
     SmallGemma4,
+    /// Latent attention, in the second layer with experts.
+    SmallLatent,
     /// That of Llama 3.2 1B.
     #[value(name = "1b")]
     OneB,
@@ -94,6 +96,11 @@ impl Size {
                 let kind =
                     Kind::Gemma { every: 2, global_dim: 512, window: 64, shared: 2, input: 64 };
                 Shape { layers: 4, width: 512, kind, ..small }
+            }
+            Size::SmallLatent => {
+                let latent = Latent { q_rank: 320, rank: 512, nope: 64, rotary: 64, value: 64 };
+                let kind = Kind::Latent { latent, count: 8, used: 2, hidden: 256 };
+                Shape { kv_heads: 1, width: 512, kind, ..small }
             }
             Size::OneB => one_b,
             Size::OneAndHalfB => qwen2(one_b),

@@ -7,7 +7,7 @@ use bodkin_model::{
     Act, Entries, NormKind, Op, Plan, Rope, Routing, Rows, Value as PlanValue, WeightId,
 };
 
-use super::matrices::shapes;
+use super::matrices::{matrix_of, shapes};
 use super::stage::{Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Halves, SliceConcat};
 use super::stage::{
     InputNorm, Matmul, Norm, Operand, Residual, Rotate, Route, RouteChosen, ScanStage, Sparse,
@@ -142,10 +142,29 @@ impl<'a> Lowering<'a> {
 
     /// The same where a stage cannot pad its halves.
     pub(super) fn outs_of_whole_chunks(&mut self, i: usize) -> (Option<Value>, Option<Value>) {
-        match self.plan.widths[i].is_multiple_of(CHUNK_COLS) {
-            true => self.outs(i, 1),
-            false => (Some(self.out(i)), None),
+        match self.whole_parts(i) {
+            Some(parts) => self.outs(i, parts),
+            None => (Some(self.out(i)), None),
         }
+    }
+
+    /// The parts in which a matmul reads the halves of operation `i`, if they are whole chunks.
+    fn whole_parts(&self, i: usize) -> Option<usize> {
+        let parts = self.readers.get(i).iter().find_map(|&reader| self.parts(reader, i))?;
+        (self.plan.widths[i] / parts).is_multiple_of(CHUNK_COLS).then_some(parts)
+    }
+
+    /// The halves of matmul `i`, of which rows have `used` results, if nothing reads its floats.
+    pub(super) fn only_halves(&mut self, i: usize, used: usize) -> Option<Value> {
+        let parts = self.whole_parts(i)?;
+        let (weight, _) = matrix_of(&self.plan.ops[i])?;
+        let readers = self.readers.get(i);
+        let all_read = readers.iter().all(|&reader| self.parts(reader, i) == Some(parts));
+        let is_whole = (self.plan.widths[i] / used).is_multiple_of(CHUNK_COLS);
+        // Shards of a part are gathered as such.
+        let can = parts == used || self.sharded[weight.0].is_none();
+        let is_output = i == self.plan.output().0;
+        (self.fuse && all_read && is_whole && can && !is_output).then(|| self.half_out(i, parts))
     }
 
     /// Lowers operation `i` and returns the next one to lower.

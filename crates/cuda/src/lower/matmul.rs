@@ -91,11 +91,17 @@ impl Lowering<'_> {
             {
                 next += 1;
             }
-            let operands = (first..next).map(|i| {
-                let out = self.out(i);
-                self.operand(i, Some(out))
-            });
-            (operands.collect(), Epilogue::None, first, next)
+            let halves = if next == first + 1 { self.only_halves(first, rows) } else { None };
+            if let Some(out) = halves {
+                let epilogue = Epilogue::Act { act: Act::Identity, out };
+                (vec![self.operand(first, None)], epilogue, first, next)
+            } else {
+                let operands = (first..next).map(|i| {
+                    let out = self.out(i);
+                    self.operand(i, Some(out))
+                });
+                (operands.collect(), Epilogue::None, first, next)
+            }
         };
         let name = self.names(&operands.iter().map(|operand| operand.weight).collect::<Vec<_>>());
         let norm = self.norms.get(&input).copied();

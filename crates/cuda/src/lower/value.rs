@@ -51,7 +51,7 @@ impl Content {
     pub(crate) fn result_stride(self, used: usize) -> usize {
         match self {
             Content::Floats(width) => width / used,
-            Content::Halves(halves) => halves.stride(),
+            Content::Halves(halves) => halves.parts * halves.stride() / used,
         }
     }
 }

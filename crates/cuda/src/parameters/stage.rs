@@ -27,6 +27,7 @@ pub(crate) const STAGE: &str = "struct Stage {
         Elementwise elementwise;
         SliceConcat slice_concat;
         ConvertInput convert_input;
+        Rotate rotate;
         u32 words[88];
     };
 };";

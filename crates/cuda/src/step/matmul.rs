@@ -84,6 +84,7 @@ impl Step<'_> {
             }
             Epilogue::Gate { act, out } | Epilogue::Act { act, out } => {
                 parameters.act = act_number(*act);
+                parameters.is_activated = u32::from(!is_gated);
                 let (address, stride) = self.result_place(*out, &first.shape, used);
                 match self.content(*out) {
                     Content::Halves(_) => {

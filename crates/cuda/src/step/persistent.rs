@@ -3,11 +3,12 @@
 use bodkin_backend::Result;
 
 use super::Step;
+use crate::constants::OP_SLICE_CONCAT;
 use crate::constants::{OP_ATTENTION, OP_CONV, OP_CONVERT_INPUT, OP_DELTA_RULE, OP_ELEMENTWISE};
-use crate::constants::{OP_GATED, OP_GEMV_F32, OP_NORM, OP_ROUTE, OP_SCAN, OP_SLICE_CONCAT};
+use crate::constants::{OP_GATED, OP_GEMV_F32, OP_NORM, OP_ROTATE, OP_ROUTE, OP_SCAN};
 use crate::constants::{PERSISTENT_BYTES, PERSISTENT_WARPS};
 use crate::driver::Kernel;
-use crate::lower::{MatmulFusion, Work};
+use crate::lower::{Experts, MatmulFusion, Work};
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::parameters as p;
 use crate::persistent::{Persistent, PersistentStage};
@@ -41,8 +42,16 @@ impl Step<'_> {
                         parameters.matrices[0].out = self.result_place(*out, shape, 1).0;
                     }
                 }
-                // The last block has just chosen the experts, and would be late.
-                parameters.blocks -= parameters.shares_input;
+                match matmul.experts {
+                    // Part `i` has matrix `i`: their numbers lie behind as many weights, which are
+                    // not read.
+                    Some(Experts { route: None, used, .. }) => {
+                        parameters.route = self.at.numbers - 4 * used as u64;
+                        parameters.shares_input = 0;
+                    }
+                    // The last block has just chosen the experts, and would be late.
+                    _ => parameters.blocks -= parameters.shares_input,
+                }
                 let op = match shape.layout {
                     PackedLayout::F32 => OP_GEMV_F32,
                     PackedLayout::Mma(layout) => matmul_op(layout, matmul.is_gated()),
@@ -74,6 +83,7 @@ impl Step<'_> {
                 let parameters = self.scale_by_parameters(*input, *weight, *out);
                 p::Stage::new(OP_ELEMENTWISE, &parameters)
             }
+            Work::Rotate(rotate) => p::Stage::new(OP_ROTATE, &self.rotate_parameters(rotate)),
             Work::SliceConcat(slice_concat) => {
                 p::Stage::new(OP_SLICE_CONCAT, &self.slice_concat_parameters(slice_concat))
             }

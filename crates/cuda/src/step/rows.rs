@@ -305,22 +305,26 @@ impl Step<'_> {
     }
 
     pub(super) fn rotate(&self, rows: usize, rotate: &Rotate) -> Result<()> {
+        let parameters = self.rotate_parameters(rotate);
+        let grid = self.elements(rows, parameters.width as usize);
+        // SAFETY: values and angles have room for the step's rows.
+        unsafe { self.device.launch(self.kernels.rope, grid, THREADS, 0, &parameters) }
+    }
+
+    /// The parameters of a rotation.
+    pub(super) fn rotate_parameters(&self, rotate: &Rotate) -> p::Rotate {
         let Rotate { input, head_dim, style, rope, out } = rotate;
-        let width = self.content(*out).stride();
-        let parameters = p::Rotate {
+        p::Rotate {
             x: self.address(*input),
             cos_sin: self.at.angles[*rope],
             out: self.address(*out),
             stride: self.stride(*input),
             out_stride: self.stride(*out),
-            width: width as u32,
+            width: self.content(*out).stride() as u32,
             head_dim: *head_dim as u32,
             rotary_pairs: (self.program.ropes[*rope].dims / 2) as u32,
             is_neox: u32::from(*style == RopeStyle::Neox),
-        };
-        let grid = self.elements(rows, width);
-        // SAFETY: values and angles have room for the step's rows.
-        unsafe { self.device.launch(self.kernels.rope, grid, THREADS, 0, &parameters) }
+        }
     }
 
     pub(super) fn pool(&self, rows: usize, input: Value, kind: PoolKind, out: Value) -> Result<()> {
