@@ -14,6 +14,7 @@
 
 mod attention;
 mod fusion;
+mod halves;
 mod lowering;
 mod matmul;
 mod matrices;

@@ -7,14 +7,14 @@ use bodkin_model::{
     Act, Entries, NormKind, Op, Plan, Rope, Routing, Rows, Value as PlanValue, WeightId,
 };
 
-use super::matrices::{matrix_of, shapes};
-use super::stage::{Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Halves, SliceConcat};
+use super::matrices::shapes;
+use super::stage::{Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, SliceConcat};
 use super::stage::{
     InputNorm, Matmul, Norm, Operand, Residual, Rotate, Route, RouteChosen, ScanStage, Sparse,
     Stage, Value, Work,
 };
 use super::value::ValueSpec;
-use crate::constants::{CHUNK_COLS, INLINED_COLS};
+use crate::constants::INLINED_COLS;
 use crate::packed::{PackedLayout, Shape};
 
 pub(super) struct Lowering<'a> {
@@ -66,7 +66,7 @@ impl<'a> Lowering<'a> {
         self.stages.push(Stage::new(rows, work, name));
     }
 
-    fn value(&mut self, rows: Rows, content: Content) -> Value {
+    pub(super) fn value(&mut self, rows: Rows, content: Content) -> Value {
         self.values.push(ValueSpec { rows, content, view: None, can_swizzle: false });
         Value(self.values.len() - 1)
     }
@@ -79,92 +79,8 @@ impl<'a> Lowering<'a> {
         value
     }
 
-    /// The halves of a value of the plan that the current stage makes.
-    fn half_out(&mut self, i: usize, parts: usize) -> Value {
-        let content = Content::Halves(self.halves_of(i, parts));
-        let value = self.value(self.plan.rows(PlanValue(i)), content);
-        self.halves.insert((i, parts), value);
-        value
-    }
-
-    fn halves_of(&self, i: usize, parts: usize) -> Halves {
-        Halves { parts, cols: self.plan.widths[i] / parts }
-    }
-
     pub(super) fn floats(&self, value: PlanValue) -> Value {
         self.floats[&value.0]
-    }
-
-    /// The halves of a value of the plan, converted from its floats if no stage makes them.
-    fn halves(&mut self, value: PlanValue, parts: usize) -> Value {
-        if let Some(&known) = self.halves.get(&(value.0, parts)) {
-            return known;
-        }
-        let input = self.floats(value);
-        let (halves, out) = (self.halves_of(value.0, parts), self.half_out(value.0, parts));
-        self.push(value.0, Work::ConvertInput { input, halves, out }, "convert input");
-        out
-    }
-
-    /// The input of a matmul with this weight: a value's halves in `parts` parts, or its floats.
-    pub(super) fn input(&mut self, value: PlanValue, parts: usize, weight: WeightId) -> Value {
-        match self.layout(weight) {
-            PackedLayout::F32 => self.floats(value),
-            PackedLayout::Mma(_) => self.halves(value, parts),
-        }
-    }
-
-    /// The parts in which a matmul reads a value's halves; none if the reader reads floats.
-    fn parts(&self, reader: usize, value: usize) -> Option<usize> {
-        let is_f32 = |id: WeightId| self.layout(id) == PackedLayout::F32;
-        if self.plan.ops[reader].weights().next().is_some_and(is_f32) {
-            return None;
-        }
-        match &self.plan.ops[reader] {
-            Op::Linear { .. } | Op::Logits { .. } => Some(1),
-            Op::ExpertLinear { input, route, weight, .. } if input.0 == value => {
-                let is_route = route.is_some_and(|route| route.0 == value);
-                (!is_route).then(|| self.plan.widths[value] / self.plan.weight(*weight).cols)
-            }
-            _ => None,
-        }
-    }
-
-    /// The results of an operation that can store both: floats, and halves in `parts` parts.
-    pub(super) fn outs(&mut self, i: usize, parts: usize) -> (Option<Value>, Option<Value>) {
-        let is_half = |&reader: &usize| self.parts(reader, i) == Some(parts);
-        let is_output = i == self.plan.output().0;
-        let half = self.fuse && self.readers.get(i).iter().any(is_half);
-        let float = !half || is_output || !self.readers.get(i).iter().all(is_half);
-        let out = float.then(|| self.out(i));
-        (out, half.then(|| self.half_out(i, parts)))
-    }
-
-    /// The same where a stage cannot pad its halves.
-    pub(super) fn outs_of_whole_chunks(&mut self, i: usize) -> (Option<Value>, Option<Value>) {
-        match self.whole_parts(i) {
-            Some(parts) => self.outs(i, parts),
-            None => (Some(self.out(i)), None),
-        }
-    }
-
-    /// The parts in which a matmul reads the halves of operation `i`, if they are whole chunks.
-    fn whole_parts(&self, i: usize) -> Option<usize> {
-        let parts = self.readers.get(i).iter().find_map(|&reader| self.parts(reader, i))?;
-        (self.plan.widths[i] / parts).is_multiple_of(CHUNK_COLS).then_some(parts)
-    }
-
-    /// The halves of matmul `i`, of which rows have `used` results, if nothing reads its floats.
-    pub(super) fn only_halves(&mut self, i: usize, used: usize) -> Option<Value> {
-        let parts = self.whole_parts(i)?;
-        let (weight, _) = matrix_of(&self.plan.ops[i])?;
-        let readers = self.readers.get(i);
-        let all_read = readers.iter().all(|&reader| self.parts(reader, i) == Some(parts));
-        let is_whole = (self.plan.widths[i] / used).is_multiple_of(CHUNK_COLS);
-        // Shards of a part are gathered as such.
-        let can = parts == used || self.sharded[weight.0].is_none();
-        let is_output = i == self.plan.output().0;
-        (self.fuse && all_read && is_whole && can && !is_output).then(|| self.half_out(i, parts))
     }
 
     /// Lowers operation `i` and returns the next one to lower.
@@ -492,7 +408,7 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    fn layout(&self, weight: WeightId) -> PackedLayout {
+    pub(super) fn layout(&self, weight: WeightId) -> PackedLayout {
         PackedLayout::of(self.plan.weight(weight).format)
     }
 

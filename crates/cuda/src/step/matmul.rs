@@ -83,18 +83,15 @@ impl Step<'_> {
                     self.result_place(*to, &first.shape, used);
             }
             Epilogue::Gate { act, out } | Epilogue::Act { act, out } => {
-                parameters.act = act_number(*act);
-                parameters.is_activated = u32::from(!is_gated);
+                (parameters.act, parameters.is_activated) =
+                    (act_number(*act), u32::from(!is_gated));
                 let (address, stride) = self.result_place(*out, &first.shape, used);
-                match self.content(*out) {
-                    Content::Halves(_) => {
-                        parameters.half_out = address;
-                        parameters.half_stride = stride | self.swizzled_mark(*out);
-                    }
-                    Content::Floats(_) => {
-                        parameters.matrices[0].out = address;
-                        parameters.matrices[0].out_stride = stride;
-                    }
+                if let Content::Halves(_) = self.content(*out) {
+                    parameters.half_out = address;
+                    parameters.half_stride = stride | self.swizzled_mark(*out);
+                } else {
+                    parameters.matrices[0].out = address;
+                    parameters.matrices[0].out_stride = stride;
                 }
             }
         }

@@ -43,8 +43,8 @@ impl Step<'_> {
                     }
                 }
                 match matmul.experts {
-                    // Part `i` has matrix `i`: their numbers lie behind as many weights, which are
-                    // not read.
+                    // Part `i` has matrix `i`. The weights that a route has before the numbers
+                    // are not read.
                     Some(Experts { route: None, used, .. }) => {
                         parameters.route = self.at.numbers - 4 * used as u64;
                         parameters.shares_input = 0;
