@@ -220,16 +220,13 @@ template <bool GATED, u32 ROWS, u32 DISTANCE, bool ALL_DEVICES> struct RowEpilog
     // Stores the results of input row `at`.
     __device__ __forceinline__ void store(u32 at, const float (&y)[ROWS]) const {
         if (p.half_out) {
-            if (!ALL_DEVICES && ROWS == 2 && DISTANCE == 1 && exists(1)) {
-                // Rows are even, and so are strides.
-                u32 pair = to_input(y[0]) | (u32)to_input(y[1]) << 16;
-                *(u32 *)(p.half_out + half_at(p.half_stride, at, row)) = pair;
-                return;
-            }
-            if (!ALL_DEVICES && ROWS == 4 && DISTANCE == 1 && exists(3)) { // multiples of four
-                u32 low = to_input(y[0]) | (u32)to_input(y[1]) << 16;
-                u32 high = to_input(y[2 % ROWS]) | (u32)to_input(y[3 % ROWS]) << 16;
-                *(uint2 *)(p.half_out + half_at(p.half_stride, at, row)) = make_uint2(low, high);
+            if (!ALL_DEVICES && DISTANCE == 1 && exists(ROWS - 1)) {
+                // Rows are even, and so are strides. Swizzled halves are neighbours in pairs only.
+#pragma unroll
+                for (u32 j = 0; j < ROWS; j += 2) {
+                    u32 pair = to_input(y[j]) | (u32)to_input(y[j + 1]) << 16;
+                    *(u32 *)(p.half_out + half_at(p.half_stride, at, row + j)) = pair;
+                }
                 return;
             }
 #pragma unroll
