@@ -88,7 +88,7 @@ DEVICE void put_element(const Attention &a, const DecodeBlock &block, u32 page, 
 #endif
 }
 
-// All elements of them: a thread takes one, or two of wide heads.
+// All elements of them: a thread takes every TEAMth.
 template <u32 DIM>
 DEVICE void put_current(const Attention &a, const DecodeBlock &block, u32 page, Workspace &workspace) {
 #pragma unroll

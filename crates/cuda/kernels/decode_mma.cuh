@@ -33,7 +33,9 @@ struct TileRange {
 
 // The shared memory of a team.
 struct Workspace {
-    u16 q[BLOCK_HEADS][QUERY_ROW]; // zeros beyond the last element, also in the current key and value
+    // Zeros beyond the last element, also in the current key and value. What is read beyond MAX_MMA_DIM, which is no
+    // multiple of MMA_COLUMNS, is not used.
+    u16 q[BLOCK_HEADS][QUERY_ROW];
     u16 current_key[MAX_MMA_DIM], current_value[MAX_MMA_DIM];
     float row_maxes[BLOCK_HEADS][SPLIT_TILES], row_sums[BLOCK_HEADS][SPLIT_TILES]; // of each tile: row max and row sum
     float tile_values[SPLIT_TILES][BLOCK_HEADS][PART_ROW];                   // P V of each tile, of MMA_COLUMNS

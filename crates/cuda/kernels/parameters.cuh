@@ -49,7 +49,7 @@ struct Matmul {
     u32 slice_chunks; // chunks of a split-K slice
     u32 rows; // of the input
     u32 experts; // 0 without experts
-    u32 act; // activation function of a gated matmul, or of a single matrix's result
+    u32 act; // activation function of a gated matmul, or of a single matrix's result; else 0 (none)
     u32 experts_used; // by each row; 0 without experts
     u32 shares_input; // whether all experts of a row read the same input
     u32 cols;

@@ -363,8 +363,8 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
     return ring.taken;
 }
 
-// An ungated matmul of experts, or of the parts of an input with a matrix each. Results are stored, unless they
-// are down projections: then it sums the experts' results as `expert_sum` does. Results
+// An ungated matmul of experts, or of the parts of an input with a matrix each. It stores the results of parts
+// and up projections. Those of down projections it sums as `expert_sum` does. Results
 // stay in shared memory until all of a tile's are done. Where blocks share a tile, the one with its first expert
 // sums; the others compute their part of it first, and publish it.
 template <int LAYOUT> DEVICE u32 matmul_ungated_experts(u32 stage, u32 taken) {
@@ -375,10 +375,12 @@ template <int LAYOUT> DEVICE u32 matmul_ungated_experts(u32 stage, u32 taken) {
     u32 t = opaque(threadIdx.x), lane = t % 32;
     ConsumerRing ring = {t / 32, lane, taken};
     Partition share(p, false, t / 32);
-    // An input that all experts share exists before they are chosen; other inputs come after that.
+    // An input that all experts share exists before they are chosen; other inputs come after that. A loop, as the
+    // code for inputs is long.
+    bool is_input = p.shares_input;
 #pragma unroll 1
-    for (u32 part = 0; part < 2; part++) {
-        if ((part == 0) == (p.shares_input != 0)) {
+    for (u32 part = 0; part < 2; part++, is_input = !is_input) {
+        if (is_input) {
             load_input_rows(p, false, t);
         } else {
             load_chosen(p, false, t);

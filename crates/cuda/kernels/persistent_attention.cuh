@@ -144,7 +144,8 @@ DEVICE void gather_query(const Attention &a, const SplitItem &now, u32 i) {
 // them to the team's workspace and, by one team of a KV head, to their page.
 DEVICE void gather_q8(const Attention &a, const SplitItem &now) {
     u32 t = opaque(threadIdx.x) % TEAM, position = shared_memory().position;
-    u32 blocks = (max(a.key_dim, a.value_dim) + MMA_COLUMNS - 1) / MMA_COLUMNS * (MMA_COLUMNS / 32);
+    u32 columns = (max(a.key_dim, a.value_dim) + MMA_COLUMNS - 1) / MMA_COLUMNS * MMA_COLUMNS;
+    u32 blocks = min(columns, MAX_MMA_DIM) / 32;
 #pragma unroll 1
     for (u32 block = t / 32; block < 2 * blocks; block += SPLIT_TILES) {
         bool is_key = block < blocks;

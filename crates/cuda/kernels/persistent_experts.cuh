@@ -10,7 +10,7 @@
 struct ChosenExperts {
     u32 experts[MAX_CHOSEN];
     float weights[MAX_CHOSEN];
-    float results[MAX_RESULTS][TILE_ROWS]; // of expert tiles that are summed
+    float results[MAX_RESULTS][TILE_ROWS]; // of a block's expert tiles, until they are summed
     u8 exponents[MAX_RESULTS][TILE_ROWS];  // of the scales of their rows
 };
 static_assert(sizeof(ChosenExperts) == CHOSEN_BYTES);

@@ -256,7 +256,8 @@ DEVICE void delta_rule_row(u32 stage) {
         sync<THREADS>();
         if (t < 32) {
             LoadedToken<PERSISTENT_RULE_DIM> loaded;
-            poll(p.qkv + column.value_at);
+            // One load at a time while the convolution is not done.
+            if (column.exists) poll(p.qkv + column.value_at);
             do loaded.load(p, p.qkv, p.decay, p.beta, head, load_once);
             while (loaded.has([](float x) { return is_missing(x); }));
             loaded.prepare(p, head, token);

@@ -114,7 +114,7 @@ parameters! {
         rows: u32,
         /// 0 without experts
         experts: u32,
-        /// activation function of a gated matmul, or of a single matrix's result
+        /// activation function of a gated matmul, or of a single matrix's result; else 0 (none)
         act: u32,
         /// by each row; 0 without experts
         experts_used: u32,

@@ -10,8 +10,8 @@ use crate::constants::{ATTENTION_TEAMS, CHOSEN_BYTES, CHUNK_COLS, MAX_CHOSEN, MA
 use crate::constants::{MAX_TABLES, MMA_WORKSPACE_BYTES, PERSISTENT_BYTES, PERSISTENT_RULE_DIM};
 use crate::constants::{PERSISTENT_WARPS, SHORT_NORM, TILE_ROWS};
 use crate::kv_layout::KvLayout;
-use crate::lower::{Attend, Content, Epilogue, Fusion, Matmul, MatmulFusion, Program, Stage};
-use crate::lower::{Value, Work};
+use crate::lower::{Attend, Content, Epilogue, Experts, Fusion, Matmul, MatmulFusion, Program};
+use crate::lower::{Stage, Value, Work};
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::shared_memory::{route_bytes, route_places};
 
@@ -125,15 +125,16 @@ impl Persistent {
         (is_wide && are_last && is_awaitable && 2 * start < last).then_some(persistent)
     }
 
-    /// Whether a device with `blocks` multiprocessors can run the stages. One block chooses experts
-    /// and leaves their gated matmuls to others, and a block has a place for `MAX_RESULTS` results
+    /// Whether a device with `blocks` multiprocessors can run the stages: another block than that
+    /// which chooses experts has to take tiles, and a block has a place for `MAX_RESULTS` results
     /// of ungated ones.
     pub(crate) fn fits(&self, blocks: usize, plan: &Plan, program: &Program) -> bool {
         self.stages.clone().all(|i| match &program.stages[i].work {
             Work::Matmul(Matmul { operands, epilogue, experts: Some(experts), .. }) => {
                 let weight = plan.weight(operands[0].weight);
                 let tiles = experts.used * (weight.rows / experts.count).div_ceil(TILE_ROWS);
-                let has_room = tiles.div_ceil(blocks) + experts.used <= MAX_RESULTS;
+                let with_tiles = blocks_with_tiles(experts, program.fusions[i], blocks).max(1);
+                let has_room = tiles.div_ceil(with_tiles) + experts.used <= MAX_RESULTS;
                 blocks > 1 && (has_room || matches!(epilogue, Epilogue::Gate { .. }))
             }
             _ => true,
@@ -171,6 +172,13 @@ fn is_awaitable(plan: &Plan, work: &Work) -> bool {
         Work::Embed { table, .. } => plan.weight(*table).format != Format::F32,
         _ => true,
     }
+}
+
+/// The blocks that take tiles of a matmul of experts: not the last one, which has just chosen them
+/// and would be late, where the input exists before they are chosen.
+pub(crate) fn blocks_with_tiles(experts: &Experts, fusion: Fusion, blocks: usize) -> usize {
+    let is_summed = matches!(fusion, Fusion::Runs(MatmulFusion::Sum { .. }));
+    blocks - usize::from(experts.route.is_some() && experts.is_shared && !is_summed)
 }
 
 /// Whether this is an all-gather that stores what the matmul does not.
@@ -416,6 +424,14 @@ mod tests {
         let fits = |blocks, plan: &Plan| persistent.fits(blocks, plan, &program);
         assert!(fits(blocks, &plan));
         assert!(!fits(1, &plan), "another block has to choose");
+        let up = Experts { route: Some(program.output), is_shared: true, ..experts };
+        let runs = |fusion| blocks_with_tiles(&up, Fusion::Runs(fusion), blocks);
+        assert_eq!(runs(MatmulFusion::None), blocks - 1, "that which chose them would be late");
+        let sum = MatmulFusion::Sum { added: None, out: program.output };
+        assert_eq!(runs(sum), blocks, "sums are of what comes after the choice");
+        let parts = Experts { route: None, ..up };
+        let with_tiles = blocks_with_tiles(&parts, Fusion::Runs(MatmulFusion::None), blocks);
+        assert_eq!(with_tiles, blocks, "nothing is chosen");
         let most = (MAX_RESULTS - experts.used) * blocks / experts.used;
         plan.weights[weight.0].rows = experts.count * TILE_ROWS * most;
         assert!(fits(blocks, &plan));

@@ -213,7 +213,7 @@ impl Step<'_> {
     /// The address of matmul inputs and the distance of their rows; zeros for none.
     fn half_place(&self, value: Option<Value>) -> (u64, u32) {
         let Some(value) = value else { return (0, 0) };
-        let stride = self.content(self.program.base(value)).result_stride(1) as u32;
+        let stride = self.content(self.program.base(value)).row_stride() as u32;
         (self.address(value), stride | self.swizzled_mark(value))
     }
 

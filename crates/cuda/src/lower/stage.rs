@@ -121,9 +121,11 @@ pub(crate) struct Rotation {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attend {
     pub(crate) q: Value,
-    /// None if an earlier stage has stored them, unless they are rotated like the queries.
+    /// The step's keys and values; none if an earlier stage has stored them, and rotated its
+    /// queries otherwise.
     pub(crate) kv: Option<[Value; 2]>,
-    /// Whether an earlier stage has stored them all the same. Storing them again changes nothing.
+    /// Whether an earlier stage stores them. Kernels that attend and store at once need them all
+    /// the same, as the step's own token is in no page for them; they store the same bits again.
     pub(crate) shares_kv: bool,
     pub(crate) rotation: Option<Rotation>,
     pub(crate) attention: Attention,

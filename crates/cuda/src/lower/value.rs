@@ -47,11 +47,11 @@ impl Content {
         }
     }
 
-    /// The distance of a matmul's results, `used` for each row, in elements.
-    pub(crate) fn result_stride(self, used: usize) -> usize {
+    /// The distance of whole rows, in elements.
+    pub(crate) fn row_stride(self) -> usize {
         match self {
-            Content::Floats(width) => width / used,
-            Content::Halves(halves) => halves.parts * halves.stride() / used,
+            Content::Floats(width) => width,
+            Content::Halves(halves) => halves.parts * halves.stride(),
         }
     }
 }

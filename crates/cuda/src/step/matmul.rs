@@ -125,7 +125,7 @@ impl Step<'_> {
     pub(crate) fn result_place(&self, value: Value, shape: &Shape, used: usize) -> (u64, u32) {
         let content = self.content(self.program.base(value));
         let offset = content.element_bytes() * shape.first_row;
-        (self.address(value) + offset as u64, content.result_stride(used) as u32)
+        (self.address(value) + offset as u64, (content.row_stride() / used) as u32)
     }
 
     /// Launches a matmul with f32 weights.

@@ -3,15 +3,14 @@
 use bodkin_backend::Result;
 
 use super::Step;
-use crate::constants::OP_SLICE_CONCAT;
 use crate::constants::{OP_ATTENTION, OP_CONV, OP_CONVERT_INPUT, OP_DELTA_RULE, OP_ELEMENTWISE};
 use crate::constants::{OP_GATED, OP_GEMV_F32, OP_NORM, OP_ROTATE, OP_ROUTE, OP_SCAN};
-use crate::constants::{PERSISTENT_BYTES, PERSISTENT_WARPS};
+use crate::constants::{OP_SLICE_CONCAT, PERSISTENT_BYTES, PERSISTENT_WARPS};
 use crate::driver::Kernel;
-use crate::lower::{Experts, MatmulFusion, Work};
+use crate::lower::{Experts, Fusion, MatmulFusion, Work};
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::parameters as p;
-use crate::persistent::{Persistent, PersistentStage};
+use crate::persistent::{Persistent, PersistentStage, blocks_with_tiles};
 
 /// Threads of a block: the warps that compute, and four for the producer and the watchdog.
 const THREADS: usize = 32 * PERSISTENT_WARPS + 128;
@@ -27,7 +26,6 @@ impl Step<'_> {
             PersistentStage::Matmul(matmul, fusion) => {
                 let mut parameters = self.matmul_parameters(1, matmul);
                 let shape = &self.weights[matmul.operands[0].weight.0].shape;
-                parameters.blocks = self.device.processors;
                 match fusion {
                     MatmulFusion::None => {}
                     MatmulFusion::Norm(norm) => self.normalize_input(&mut parameters, norm),
@@ -42,15 +40,18 @@ impl Step<'_> {
                         parameters.matrices[0].out = self.result_place(*out, shape, 1).0;
                     }
                 }
-                match matmul.experts {
+                let blocks = self.device.processors as usize;
+                parameters.blocks = match &matmul.experts {
+                    Some(experts) => {
+                        blocks_with_tiles(experts, Fusion::Runs(*fusion), blocks) as u32
+                    }
+                    None => blocks as u32,
+                };
+                if let Some(Experts { route: None, used, .. }) = matmul.experts {
                     // Part `i` has matrix `i`. The weights that a route has before the numbers
                     // are not read.
-                    Some(Experts { route: None, used, .. }) => {
-                        parameters.route = self.at.numbers - 4 * used as u64;
-                        parameters.shares_input = 0;
-                    }
-                    // The last block has just chosen the experts, and would be late.
-                    _ => parameters.blocks -= parameters.shares_input,
+                    parameters.route = self.at.numbers - 4 * used as u64;
+                    parameters.shares_input = 0;
                 }
                 let op = match shape.layout {
                     PackedLayout::F32 => OP_GEMV_F32,
