@@ -23,7 +23,8 @@ pub(crate) struct Compiled {
 
 /// An opened adapter. Models share its kernels.
 pub(crate) struct Gpu {
-    pub(crate) adapter: wgpu::Adapter,
+    #[cfg(not(target_vendor = "apple"))]
+    adapter: wgpu::Adapter,
     pub(crate) info: wgpu::AdapterInfo,
     pub(crate) device: wgpu::Device,
     pub(crate) queue: wgpu::Queue,
@@ -113,6 +114,7 @@ impl Gpu {
         let arithmetic = Arithmetic { is_cooperative, activations };
         let has_timestamps = device.features().contains(TIMESTAMPS);
         Ok(Gpu {
+            #[cfg(not(target_vendor = "apple"))]
             adapter,
             info,
             device,
