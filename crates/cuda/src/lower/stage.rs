@@ -175,7 +175,7 @@ pub(crate) struct Route {
     pub(crate) input: Value,
     pub(crate) bias: Option<WeightId>,
     pub(crate) routing: Routing,
-    /// An index into [`Program::routings`].
+    /// An index into [`Program::routings`](super::Program::routings).
     pub(crate) index: usize,
     pub(crate) out: Value,
 }
