@@ -5,6 +5,7 @@
 
 mod table;
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -109,11 +110,23 @@ pub(crate) fn pull(root: &Path, model: &str) -> Result<PathBuf> {
     if Path::new(model).exists() {
         return Ok(PathBuf::from(model).canonicalize()?);
     }
-    let args = ["run", "--quiet", "-p", "bodkin", "--", "pull", model];
-    let output = Command::new("cargo").args(args).current_dir(root).output()?;
+    let output = bodkin()?.args(["pull", model]).current_dir(root).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "bodkin pull {model}: {}", said.trim());
     Ok(PathBuf::from(String::from_utf8(output.stdout)?.trim()))
+}
+
+/// The program beside this one, which tests have built. With the features that it has on its own,
+/// cargo would compile it again, which it does where there is none.
+fn bodkin() -> Result<Command> {
+    let built = env::current_exe()?.with_file_name("bodkin");
+    let built = built.with_extension(env::consts::EXE_EXTENSION);
+    if built.exists() {
+        return Ok(Command::new(built));
+    }
+    let mut command = Command::new("cargo");
+    command.args(["run", "--quiet", "-p", "bodkin", "--"]);
+    Ok(command)
 }
 
 fn measure(
