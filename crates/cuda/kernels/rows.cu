@@ -55,13 +55,17 @@ KERNEL embed_f32(const __grid_constant__ Embed p) { embed<F32>(p); }
 template <u32 COUNT>
 DEVICE void store_normed(const Norm &p, u32 first, u32 distance, const float (&y)[COUNT], float mean, float scale) {
     u32 row = blockIdx.x, group = blockIdx.y, start = p.weight_len == p.n ? 0 : group * p.n;
-    float w[COUNT], b[COUNT];
+    const float *others = p.gate ? p.gate + (u64)row * p.gate_stride : p.residual + (u64)row * p.residual_stride;
+    bool has_others = p.gate || p.residual;
+    float w[COUNT], b[COUNT], x[COUNT], sum_scale = p.sum_scale ? *p.sum_scale : 1.0f;
+    // All loads before the first store.
 #pragma unroll
     for (u32 j = 0; j < COUNT; j++) {
         u32 i = first + j * distance;
         bool is_in = i < p.n;
         w[j] = is_in && p.weight ? p.weight[start + i] : 1.0f;
         b[j] = is_in && p.bias ? p.bias[start + i] : 0.0f;
+        x[j] = is_in && has_others ? others[group * p.n + i] : 0.0f;
     }
 #pragma unroll
     for (u32 j = 0; j < COUNT; j++) {
@@ -69,9 +73,8 @@ DEVICE void store_normed(const Norm &p, u32 first, u32 distance, const float (&y
         if (i >= p.n) break;
         float z = (y[j] - mean) * scale * w[j];
         if (p.bias) z += b[j];
-        if (p.gate) z = gated(p.act, p.gate[(u64)row * p.gate_stride + at], z);
-        if (p.residual) z = p.residual[(u64)row * p.residual_stride + at] + z;
-        if (p.sum_scale) z *= *p.sum_scale;
+        if (p.gate) z = gated(p.act, x[j], z);
+        if (p.residual) z = (x[j] + z) * sum_scale;
         if (p.out) p.out[(u64)row * p.out_stride + at] = z;
         if (p.half_out) p.half_out[half_at(p.half_stride, row, at)] = to_input(z);
     }
