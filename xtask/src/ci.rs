@@ -20,9 +20,8 @@ const CHECKS: &[Step] = &[
 ];
 
 /// Two sequences of steps that run at the same time: a build of many crates ends with some that
-/// wait for each other, and leaves the other cores to the emulators.
-const EMULATED: &[Step] =
-    &[("kernels", "xtask kernels --check"), ("cuda", "xtask emulate"), ("arm", "xtask arm")];
+/// wait for each other, and leaves the other cores to the emulated GPUs.
+const EMULATED: &[Step] = &[("kernels", "xtask kernels --check"), ("cuda", "xtask emulate")];
 const COMPILED: &[Step] = &[
     ("build", "test --workspace --all-features --quiet --no-run"),
     ("docs", "doc --workspace --all-features --no-deps --document-private-items --quiet"),
@@ -33,6 +32,7 @@ const COMPILED: &[Step] = &[
         "check --quiet --target aarch64-apple-darwin -p bodkin-cpu -p bodkin-cuda -p bodkin-wgpu \
          -p bodkin-engine -p bodkin-eval -p bodkin-convert",
     ),
+    ("arm", "xtask arm"),
 ];
 
 /// Some of the tests have a time limit, so nothing else runs meanwhile.
