@@ -81,10 +81,11 @@ impl Lowering<'_> {
         (self.plan.widths[i] / parts).is_multiple_of(CHUNK_COLS).then_some(parts)
     }
 
-    /// The halves of matmul `i`, of which rows have `used` results, if nothing reads its floats.
-    pub(super) fn only_halves(&mut self, i: usize, used: usize) -> Option<Value> {
+    /// The halves of operation `i`, which is matmul `first` or computed with it, if nothing reads
+    /// its floats. Rows have `used` results.
+    pub(super) fn only_halves(&mut self, first: usize, i: usize, used: usize) -> Option<Value> {
         let parts = self.whole_parts(i)?;
-        let (weight, _) = matrix_of(&self.plan.ops[i])?;
+        let (weight, _) = matrix_of(&self.plan.ops[first])?;
         let readers = self.readers.get(i);
         let all_read = readers.iter().all(|&reader| self.parts(reader, i) == Some(parts));
         let is_whole = (self.plan.widths[i] / used).is_multiple_of(CHUNK_COLS);

@@ -6,7 +6,7 @@ use bodkin_model::{Act, Op, Value as PlanValue, WeightId};
 use super::lowering::Lowering;
 use super::matrices::{bias_of, matrix_of};
 use super::stage::{Epilogue, Experts, Matmul, Operand, Value, Work};
-use crate::constants::{CHUNK_COLS, MATRICES};
+use crate::constants::MATRICES;
 use crate::packed::PackedLayout;
 
 impl Lowering<'_> {
@@ -72,10 +72,12 @@ impl Lowering<'_> {
         let (operands, epilogue, made, next) = if let Some((act, gate)) = self.gating(first) {
             let up = 2 * first + 1 - gate;
             let operands = [gate, up].map(|i| self.operand(i, None)).to_vec();
-            let out = self.floats_or_halves(first + 2, rows);
+            let halves = self.only_halves(first, first + 2, rows);
+            let out = halves.unwrap_or_else(|| self.out(first + 2));
             (operands, Epilogue::Gate { act, out }, first + 2, first + 3)
         } else if let Some(act) = self.activation_of(first) {
-            let out = self.floats_or_halves(first + 1, rows);
+            let halves = self.only_halves(first, first + 1, rows);
+            let out = halves.unwrap_or_else(|| self.out(first + 1));
             (vec![self.operand(first, None)], Epilogue::Act { act, out }, first + 1, first + 2)
         } else if let (Some(Residual { to, factor, sum }), None) = (self.residual(first), experts) {
             let to = self.floats(to);
@@ -91,7 +93,8 @@ impl Lowering<'_> {
             {
                 next += 1;
             }
-            let halves = if next == first + 1 { self.only_halves(first, rows) } else { None };
+            let halves =
+                if next == first + 1 { self.only_halves(first, first, rows) } else { None };
             if let Some(out) = halves {
                 let epilogue = Epilogue::Act { act: Act::Identity, out };
                 (vec![self.operand(first, None)], epilogue, first, next)
@@ -108,22 +111,6 @@ impl Lowering<'_> {
         let matmul = Matmul { input, is_outputs: false, norm, operands, epilogue, experts };
         self.push(made, Work::Matmul(matmul), &name);
         next
-    }
-
-    /// The result of operation `i`, of which rows have `parts` parts: halves if nothing reads
-    /// floats.
-    fn floats_or_halves(&mut self, i: usize, parts: usize) -> Value {
-        // Other rows would have to be padded.
-        if !(self.plan.widths[i] / parts).is_multiple_of(CHUNK_COLS) {
-            return self.out(i);
-        }
-        match self.outs(i, parts) {
-            (None, Some(half)) => half,
-            (out, _) => {
-                self.halves.remove(&(i, parts));
-                out.expect("a result has a reader")
-            }
-        }
     }
 
     /// The weight and bias of matmul `i`.
