@@ -58,28 +58,8 @@ pub(crate) async fn slots(State(app): State<SharedApp>, uri: Uri) -> Result<Resp
 
 /// A parameter of the query.
 fn parameter(uri: &Uri, name: &str) -> Option<String> {
-    let pairs = uri.query()?.split('&');
-    let value = pairs.filter_map(|pair| pair.split_once('=')).find(|(key, _)| *key == name)?.1;
-    Some(decoded(value))
-}
-
-/// A value without the escapes of a query.
-fn decoded(value: &str) -> String {
-    let mut bytes = Vec::with_capacity(value.len());
-    let mut rest = value.as_bytes();
-    while let Some((&first, behind)) = rest.split_first() {
-        let digits = behind.get(..2).and_then(|digits| std::str::from_utf8(digits).ok());
-        let digits = digits.filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
-        let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        let (byte, left) = match (first, escaped) {
-            (b'%', Some(byte)) => (byte, &behind[2..]),
-            (b'+', _) => (b' ', behind),
-            _ => (first, behind),
-        };
-        bytes.push(byte);
-        rest = left;
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    let mut pairs = form_urlencoded::parse(uri.query()?.as_bytes());
+    pairs.find_map(|(key, value)| (key == name).then(|| value.into_owned()))
 }
 
 #[cfg(test)]
