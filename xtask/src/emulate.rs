@@ -64,8 +64,8 @@ const ON_SEVERAL: [(&str, &str); 5] = [
     ("0,1", "small-hybrid-q8_0.gguf"),
     ("0,1", "small-latent-q4_k.gguf"),
 ];
-/// The model, of those, that is also compared with keys and values as bytes.
-const BYTES: &str = STALLED;
+/// The models, of those, that are also compared with keys and values as bytes.
+const BYTES: [&str; 3] = [STALLED, "small-granite-q4_k.gguf", "small-gemma4-q4_k.gguf"];
 /// The model, of those, whose prompt has to give the same bits in chunks of any size.
 const CHUNKED: &str = STALLED;
 /// Models of the parity kit whose results are compared with the reference: those that do not take
@@ -192,9 +192,11 @@ impl Emulator {
             let words = ["conformance", "--chunks", "--kv-type", kv_type, &chunked];
             checks.push((chip, words.map(str::to_owned).to_vec()));
         }
-        let bytes = models.join(BYTES).to_string_lossy().into_owned();
-        let words = ["conformance", "--brief", "--kv-type", "q8_0", &bytes];
-        checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
+        for model in BYTES {
+            let bytes = models.join(model).to_string_lossy().into_owned();
+            let words = ["conformance", "--brief", "--kv-type", "q8_0", &bytes];
+            checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
+        }
         let stalled = models.join(STALLED).to_string_lossy().into_owned();
         for devices in ["0", "0,1"] {
             let words = ["conformance", "--device", devices, "--stalls", &stalled];

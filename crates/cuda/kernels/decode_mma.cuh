@@ -332,8 +332,9 @@ struct Q8Values {
     }
 };
 
-#ifndef HAS_SOFTCAPS
-#define HAS_SOFTCAPS true
+// Whether attention may have softcaps and a KV cache in bytes: both cost registers and code.
+#ifndef ANY_ATTENTION
+#define ANY_ATTENTION true
 #endif
 
 // The softmax of a tile: probabilities as high and low halves, from scores, which `scale` multiplies.
@@ -345,7 +346,7 @@ DEVICE Fragment softmax_tile(const Attention &a, float scale, float (&x)[4], u32
     float softcap = a.softcap;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) x[i] *= scale;
-    if (HAS_SOFTCAPS && softcap > 0.0f) {
+    if (ANY_ATTENTION && softcap > 0.0f) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) x[i] = tanhf(x[i] / softcap) * softcap;
     }

@@ -19,11 +19,6 @@
 #define CACHES_EXPERTS false
 #endif
 
-// Whether the KV cache may be of bytes: that costs registers, too.
-#ifndef HAS_Q8
-#define HAS_Q8 true
-#endif
-
 #define WARPS PERSISTENT_WARPS
 #define THREADS (32 * WARPS)  // consumer threads; one of four more warps is the producer
 #define TEAMS (THREADS / TEAM) // of warps, in attention
@@ -342,7 +337,7 @@ DEVICE void wait_metadata() {
     asm volatile("bar.sync %0, %1;" ::"n"(METADATA_BARRIER), "n"(THREADS + 32) : "memory");
 }
 
-DEVICE bool is_q8(const Attention &a) { return HAS_Q8 && a.is_q8; }
+DEVICE bool is_q8(const Attention &a) { return ANY_ATTENTION && a.is_q8; }
 
 // Bytes of a tile of a head's keys or values.
 DEVICE u32 kv_tile_bytes(const Attention &a, u32 dim) {

@@ -283,7 +283,9 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
         VisibleSplits visible(a, shared.position);
         SplitItem now(a, visible, item);
         Extent extent(visible, now.split, tile);
-        Workspace &workspace = team_workspace();
+        // Found again at each use in the kernel that has no register for its address.
+        Workspace &held = team_workspace();
+        auto own_workspace = [&]() -> Workspace & { return EXPERTS && ANY_ATTENTION ? team_workspace() : held; };
         KeyFragment keys = {};
         // The same order as in `produce_kv`.
         if (extent.tiles().has(tile)) {
@@ -292,22 +294,22 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
         gather_queries(a, now);
         team_sync(TEAM_BARRIER + team, SPLIT_TILES);
         bool has_tile = extent.tiles().has(tile);
-        if (!has_tile) workspace.skip(tile);
+        if (!has_tile) own_workspace().skip(tile);
         Fragment probabilities;
         if (has_tile) {
             Scores scores = {};
             u32 column = 0;
 #pragma unroll 1
             while (true) {
-                if (extent.has_current()) keys.take_current(extent.current_place(), column, workspace);
-                keys.add_scores(column, a.key_dim - column, workspace, scores);
+                if (extent.has_current()) keys.take_current(extent.current_place(), column, own_workspace());
+                keys.add_scores(column, a.key_dim - column, own_workspace(), scores);
                 column += MMA_COLUMNS;
                 if (column >= a.key_dim) break;
                 take_keys(a, shared, ring, a.key_dim - column, keys);
             }
             float x[4], factor = query_scale(a, shared.position);
             scores.get(x);
-            probabilities = softmax_tile(a, factor, x, tile, extent.from(), extent.to(), workspace);
+            probabilities = softmax_tile(a, factor, x, tile, extent.from(), extent.to(), own_workspace());
         }
 #pragma unroll 1
         for (u32 column = 0; column < a.value_dim; column += MMA_COLUMNS) {
@@ -316,12 +318,12 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
                 Slices slices = take_slices(a, shared, ring, columns);
                 ValueFragment values;
                 load_values(a, slices, 0, columns, extent, values);
-                float *out = workspace.tile_values[tile][t / 4 % BLOCK_HEADS];
-                if (extent.has_current()) values.take_current(extent.current_place(), 0, column, workspace);
+                float *out = own_workspace().tile_values[tile][t / 4 % BLOCK_HEADS];
+                if (extent.has_current()) values.take_current(extent.current_place(), 0, column, own_workspace());
                 values.sum(probabilities, 0, out);
                 if (columns > SLICE_DIM) {
                     load_values(a, slices, 1, columns, extent, values);
-                    if (extent.has_current()) values.take_current(extent.current_place(), 1, column, workspace);
+                    if (extent.has_current()) values.take_current(extent.current_place(), 1, column, own_workspace());
                     values.sum(probabilities, 1, out);
                 }
                 ring.release(shared, slots_of(a, columns));

@@ -3,7 +3,4 @@
 #define CACHES_EXPERTS true
 #define LAYOUTS(DO) DO(F16) DO(S8) DO(S8X16) DO(U8) DO(U4) DO(IQ4) DO(FP4)
 #define EXPERTS true
-// For these there are no registers.
-#define HAS_SOFTCAPS false
-#define HAS_Q8 false
 #include "persistent.cu"

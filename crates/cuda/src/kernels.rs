@@ -54,7 +54,7 @@ modules! {
     prefill_attention prefill_attention_q8
     prefill_attention_wgmma prefill_attention_wgmma_q8
     gemv_mma gemm_mma permute_experts gemm_wgmma all_gather expert_cache
-    persistent persistent_s24 persistent_experts persistent_cached
+    persistent persistent_s24 persistent_experts persistent_experts_q8 persistent_cached
 }
 
 /// The widest heads that each prefill attention kernel takes.
@@ -279,9 +279,10 @@ impl Kernels {
         let Modules { hyper, select, expert_cache, .. } = &modules;
         let Modules { decode_attention_mma, decode_attention_mma_q8, .. } = &modules;
         let persistent = || -> Result<Vec<Kernel>> {
-            let Modules { persistent, persistent_s24, .. } = &modules;
-            let Modules { persistent_experts, persistent_cached, .. } = &modules;
-            let files = [persistent, persistent_s24, persistent_experts, persistent_cached];
+            let Modules { persistent, persistent_s24, persistent_cached, .. } = &modules;
+            let Modules { persistent_experts, persistent_experts_q8, .. } = &modules;
+            let of_experts = [persistent_experts, persistent_experts_q8, persistent_cached];
+            let files = [persistent, persistent_s24].into_iter().chain(of_experts);
             let kernels = VARIANTS.iter().zip(files).map(|(variant, file)| {
                 let bytes = device.shared_bytes - STATIC_BYTES;
                 Ok(file.kernel(variant.name, bytes)?.cooperative())

@@ -30,13 +30,15 @@ pub(crate) struct Variant {
     pub(crate) name: &'static str,
     layouts: &'static [MmaLayout],
     /// Whether it has stages for norms, experts and recurrent layers, and activations of matmuls
-    /// without a gate; its attention has no softcaps and reads no bytes then.
+    /// without a gate.
     has_experts: bool,
+    /// Whether its attention can have softcaps and read a KV cache in Q8_0.
+    any_attention: bool,
 }
 
 /// All of them; the first that can run all stages is used.
-pub(crate) const VARIANTS: [Variant; 4] = [
-    Variant { name: "persistent", layouts: &DENSE, has_experts: false },
+pub(crate) const VARIANTS: [Variant; 5] = [
+    Variant { name: "persistent", layouts: &DENSE, has_experts: false, any_attention: true },
     Variant {
         name: "persistent_s24",
         layouts: &[
@@ -47,12 +49,24 @@ pub(crate) const VARIANTS: [Variant; 4] = [
             MmaLayout::S24S4,
         ],
         has_experts: false,
+        any_attention: true,
     },
-    Variant { name: "persistent_experts", layouts: &DENSE, has_experts: true },
-    Variant { name: "persistent_cached", layouts: &DENSE, has_experts: true },
+    Variant {
+        name: "persistent_experts",
+        layouts: &DENSE,
+        has_experts: true,
+        any_attention: false,
+    },
+    Variant {
+        name: "persistent_experts_q8",
+        layouts: &DENSE,
+        has_experts: true,
+        any_attention: true,
+    },
+    Variant { name: "persistent_cached", layouts: &DENSE, has_experts: true, any_attention: true },
 ];
-/// The one that is used in place of the one before it where experts are cached.
-const CACHED: usize = 3;
+/// The one that is used in place of those before it where experts are cached.
+const CACHED: usize = 4;
 const DENSE: [MmaLayout; 7] = [
     MmaLayout::F16,
     MmaLayout::S8,
@@ -235,9 +249,9 @@ impl Variant {
                 // A thread combines the splits of a column.
                 let has_mma = kv.has_mma(&plan.slots[attend.slot])
                     && attend.attention.value_dim <= 32 * PERSISTENT_WARPS;
-                let needs_registers = attend.attention.softcap.is_some() || kv == KvLayout::Q8;
+                let is_plain = attend.attention.softcap.is_none() && kv != KvLayout::Q8;
                 let can = has_mma && attend.attention.causal && attend.kv.is_some() && is_known;
-                let can = can && !(needs_registers && self.has_experts);
+                let can = can && (is_plain || self.any_attention);
                 can.then_some(ATTENTION_TEAMS * MMA_WORKSPACE_BYTES)
             }
             _ => None,
@@ -369,16 +383,16 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_the_kv_cache_are_read_where_there_are_registers() {
+    fn one_kernel_of_each_kind_reads_bytes_of_the_kv_cache() {
         let (plan, program) = lowered("qwen3moe-q4_k_m");
         let is_attention = |i: &usize| matches!(program.stages[*i].work, Work::Attend(_));
         let attention = (0..program.stages.len()).find(is_attention).unwrap();
         let can = |kv| {
             VARIANTS.map(|variant| variant.workspace(&plan, &program, kv, attention).is_some())
         };
-        assert_eq!(can(KvLayout::F16), [true; 4]);
-        assert_eq!(can(KvLayout::Q8), [true, true, false, false]);
-        assert_eq!(can(KvLayout::F32), [false; 4]);
+        assert_eq!(can(KvLayout::F16), [true; 5]);
+        assert_eq!(can(KvLayout::Q8), [true, true, false, true, true]);
+        assert_eq!(can(KvLayout::F32), [false; 5]);
     }
 
     #[test]
