@@ -319,6 +319,7 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
         }
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Op::Matrix(Matrix::Mma),
         "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32" => Op::Matrix(Matrix::MmaSparse),
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16" => wgmma(16),
         "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16" => wgmma(32),
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" => wgmma(64),
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" => wgmma(128),

@@ -354,13 +354,14 @@ KERNEL __launch_bounds__(GROUP) add_slices_gated(const __grid_constant__ Gemm m)
 #else
 #define GEMM(NAME, LAYOUT, GATED, WIDTH) KERNEL NAME(const __grid_constant__ Gemm) {}
 #endif
+#define GEMM_PAIR(NAME, LAYOUT, WIDTH)                                                               \
+    GEMM(NAME, LAYOUT, false, WIDTH)                                                                     \
+    GEMM(NAME##_gated, LAYOUT, true, WIDTH)
 #define GEMMS(NAME, LAYOUT)                                                                          \
-    GEMM(gemm_wgmma_##NAME##_32, LAYOUT, false, 32)                                                        \
-    GEMM(gemm_wgmma_##NAME##_32_gated, LAYOUT, true, 32)                                                   \
-    GEMM(gemm_wgmma_##NAME##_64, LAYOUT, false, 64)                                                        \
-    GEMM(gemm_wgmma_##NAME##_128, LAYOUT, false, 128)                                                      \
-    GEMM(gemm_wgmma_##NAME##_64_gated, LAYOUT, true, 64)                                                   \
-    GEMM(gemm_wgmma_##NAME##_128_gated, LAYOUT, true, 128)
+    GEMM_PAIR(gemm_wgmma_##NAME##_16, LAYOUT, 16)                                                        \
+    GEMM_PAIR(gemm_wgmma_##NAME##_32, LAYOUT, 32)                                                        \
+    GEMM_PAIR(gemm_wgmma_##NAME##_64, LAYOUT, 64)                                                        \
+    GEMM_PAIR(gemm_wgmma_##NAME##_128, LAYOUT, 128)
 GEMMS(f16, F16)
 GEMMS(s8, S8)
 GEMMS(s8x16, S8X16)

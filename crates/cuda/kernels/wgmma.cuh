@@ -26,7 +26,8 @@ DEVICE u64 wgmma_mn_major(u32 at, u32 leading_bytes) {
         "+f"(d[i + 6]), "+f"(d[i + 7])
 #define SUMS_16(d, i) SUMS_8(d, i), SUMS_8(d, i + 8)
 #define SUMS_32(d, i) SUMS_16(d, i), SUMS_16(d, i + 16)
-#define NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_32                                                                                     \
     NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES_64                                                                                     \
@@ -35,6 +36,12 @@ DEVICE u64 wgmma_mn_major(u32 at, u32 leading_bytes) {
 #define WGMMA(N) "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16 "
 
 // With a in registers; b is K-major or MN-major.
+template <bool MN_MAJOR> DEVICE void wgmma(float (&d)[8], const Fragment &a, u64 b, bool adds) {
+    asm volatile("{.reg .pred adds; setp.ne.b32 adds, %13, 0;\n"
+                 WGMMA(16) "{" NAMES_8 "}, {%8, %9, %10, %11}, %12, adds, 1, 1, %14;}"
+                 : SUMS_8(d, 0)
+                 : "r"(a.a[0]), "r"(a.a[1]), "r"(a.a[2]), "r"(a.a[3]), "l"(b), "r"((u32)adds), "n"(MN_MAJOR));
+}
 template <bool MN_MAJOR> DEVICE void wgmma(float (&d)[16], const Fragment &a, u64 b, bool adds) {
     asm volatile("{.reg .pred adds; setp.ne.b32 adds, %21, 0;\n"
                  WGMMA(32) "{" NAMES_16 "}, {%16, %17, %18, %19}, %20, adds, 1, 1, %22;}"

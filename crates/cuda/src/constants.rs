@@ -198,6 +198,10 @@ pub(crate) const ATTENTION_TEAMS: usize = PERSISTENT_WARPS / SPLIT_TILES;
 pub(crate) const MIN_SHARED_BYTES: usize = 160 << 10;
 /// Rows of input up to which matmuls read every weight once; experts' once for each row.
 pub(crate) const GEMV_ROWS: usize = 16;
+/// Rows of input up to which such a matmul is faster than `gemm_wgmma`.
+pub(crate) const WGMMA_GEMV_ROWS: usize = 8;
+/// The same with experts, unless even more rows would hardly choose an expert twice.
+pub(crate) const EXPERT_GEMV_ROWS: usize = 3;
 /// Input rows that a block of `gemm_mma` takes.
 pub(crate) const GEMM_WIDTH: usize = 128;
 /// The most bytes for the sums of split-K slices that several blocks of `gemm_wgmma` share.
@@ -205,7 +209,8 @@ pub(crate) const SLICE_SUM_BYTES: usize = 32 << 20;
 /// The most input rows that a block of `gemm_wgmma` takes.
 pub(crate) const MAX_WIDTH: usize = PANEL_ROWS;
 /// The input rows that a block of `gemm_wgmma` can take.
-pub(crate) const WIDTHS: [Width; 3] = [
+pub(crate) const WIDTHS: [Width; 4] = [
+    Width { rows: 16, blocks: 2, chunk_time: 0.38 },
     Width { rows: 32, blocks: 2, chunk_time: 0.4 },
     Width { rows: 64, blocks: 2, chunk_time: 0.46 },
     Width { rows: MAX_WIDTH, blocks: 1, chunk_time: 0.38 },

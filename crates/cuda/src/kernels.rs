@@ -9,9 +9,11 @@ use std::thread;
 use bodkin_backend::Result;
 use flate2::read::GzDecoder;
 
-use crate::constants::{MAX_MMA_DIM, MIN_SHARED_BYTES, PREFILL_POSITIONS, WIDTHS};
+use crate::constants::{EXPERT_GEMV_ROWS, GEMV_ROWS, WGMMA_GEMV_ROWS, WIDTHS};
+use crate::constants::{MAX_MMA_DIM, MIN_SHARED_BYTES, PREFILL_POSITIONS};
 use crate::driver::{Device, Kernel, Module};
 use crate::kv_layout::KvLayout;
+use crate::lower::Experts;
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::persistent::{STATIC_BYTES, VARIANTS};
 use crate::shared_memory::{
@@ -91,8 +93,8 @@ impl LayoutKernels {
             gemm_mma: both(gemm_mma, &format!("gemm_mma_{name}"), GEMM_BYTES)?,
             gemm_wgmma: match is_hopper && layout.has_wgmma() {
                 true => {
-                    let [a, b, c] = WIDTHS.map(|width| gemms(width.rows));
-                    Some([a?, b?, c?])
+                    let [a, b, c, d] = WIDTHS.map(|width| gemms(width.rows));
+                    Some([a?, b?, c?, d?])
                 }
                 false => None,
             },
@@ -344,6 +346,18 @@ impl Kernels {
     /// allows it.
     pub(crate) fn has_wgmma(&self) -> bool {
         self.is_hopper
+    }
+
+    /// The most rows of a matmul for which `gemv_mma` runs, and not a GEMM.
+    pub(crate) fn gemv_rows(&self, layout: MmaLayout, experts: Option<Experts>) -> usize {
+        match (&self.of(layout).gemm_wgmma, experts) {
+            (None, _) => GEMV_ROWS,
+            (Some(_), None) => WGMMA_GEMV_ROWS,
+            (Some(_), Some(experts)) => {
+                let apart = experts.count / (5 * experts.used);
+                apart.clamp(EXPERT_GEMV_ROWS, WGMMA_GEMV_ROWS)
+            }
+        }
     }
 
     /// The kernels of a packed layout.

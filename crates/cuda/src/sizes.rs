@@ -5,7 +5,7 @@ use bodkin_backend::Limits;
 use bodkin_model::{Op, Plan, Weight};
 
 use crate::arena::{Arena, aliased, non_aliased};
-use crate::constants::{CHUNK_COLS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_SPLIT_DIM};
+use crate::constants::{CHUNK_COLS, EXPERT_GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_SPLIT_DIM};
 use crate::constants::{
     GEMM_TILES, MAX_SLICES, MAX_WIDTH, PAGE_TOKENS, SLICE_SUM_BYTES, TILE_ROWS,
 };
@@ -275,16 +275,18 @@ impl Pairs {
         self.count / width + self.used_experts()
     }
 
-    /// The expected number of groups.
+    /// The expected number of groups, of rows that choose experts at random.
     pub(crate) fn expected_groups(self, width: usize) -> f64 {
-        self.count as f64 / width as f64 + 0.5 * self.used_experts() as f64
+        let (pairs, experts) = (self.count as f64, self.experts as f64);
+        let used = experts * (1.0 - (1.0 - 1.0 / experts).powf(pairs));
+        used.max(pairs / width as f64 + 0.5 * used)
     }
 }
 
 /// The weights of matmuls that run as GEMMs in steps of `rows` rows, with their pairs of rows and
 /// experts.
 fn gemms<'a>(plan: &'a Plan, program: &Program, rows: usize) -> Vec<(&'a Weight, Option<Pairs>)> {
-    if rows <= GEMV_ROWS {
+    if rows <= EXPERT_GEMV_ROWS {
         return Vec::new();
     }
     let matmuls = program.stages.iter().filter_map(|stage| match &stage.work {
@@ -319,7 +321,7 @@ pub(crate) fn slice_sum_bytes(slices: usize, blocks: usize, rows: usize) -> usiz
 
 /// Those of the largest matmul whose blocks may share them.
 fn most_slice_sum_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
-    if rows <= GEMV_ROWS {
+    if rows <= EXPERT_GEMV_ROWS {
         return 0;
     }
     let bytes = program.stages.iter().filter_map(|stage| match &stage.work {
@@ -346,7 +348,7 @@ mod tests {
             let pairs = Pairs { count: counts.iter().sum(), experts: counts.len() };
             let rows: usize = counts.iter().map(|count| usize::next_multiple_of(*count, 8)).sum();
             assert!(rows <= pairs.permuted_rows(), "{counts:?}: {rows} rows");
-            for width in [32, 64, 128] {
+            for width in [16, 32, 64, 128] {
                 let groups: usize = counts.iter().map(|count| count.div_ceil(width)).sum();
                 assert!(groups <= pairs.groups(width), "{counts:?}: {groups} groups");
             }

@@ -19,7 +19,7 @@ use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
 use crate::arena::Arena;
-use crate::constants::{GEMV_ROWS, RECORDED_ROWS, SWIZZLED};
+use crate::constants::{GEMV_ROWS, RECORDED_ROWS, SWIZZLED, WGMMA_GEMV_ROWS};
 use crate::driver::Device;
 use crate::expert_cache::CachedLayer;
 use crate::kernels::Kernels;
@@ -202,7 +202,7 @@ impl Step<'_> {
     /// Whether a value is swizzled in this step.
     fn is_swizzled(&self, value: Value) -> bool {
         let can_swizzle = self.program.values[value.0].can_swizzle && self.kernels.has_wgmma();
-        can_swizzle && self.size.tokens > GEMV_ROWS && !self.is_observed
+        can_swizzle && self.size.tokens > WGMMA_GEMV_ROWS && !self.is_observed
     }
 
     /// The mark in a value's stride if it is swizzled.

@@ -2,7 +2,7 @@
 
 use bodkin_model::Rows;
 
-use crate::constants::{CHUNK_COLS, GEMV_ROWS, PANEL_ROWS};
+use crate::constants::{CHUNK_COLS, PANEL_ROWS, WGMMA_GEMV_ROWS};
 
 /// An index into the values of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ impl ValueSpec {
             Rows::Tokens => tokens,
             Rows::Outputs => outputs,
         };
-        let is_swizzled = self.can_swizzle && rows > GEMV_ROWS;
+        let is_swizzled = self.can_swizzle && rows > WGMMA_GEMV_ROWS;
         row as u64 * if is_swizzled { rows.next_multiple_of(PANEL_ROWS) } else { rows } as u64
     }
 }

@@ -25,11 +25,11 @@ impl Step<'_> {
         let parameters = self.matmul_parameters(rows, matmul);
         match shape.layout {
             PackedLayout::F32 => self.launch_f32(&parameters, shape.rows),
-            PackedLayout::Mma(layout) if rows > GEMV_ROWS => {
-                self.launch_gemm(&parameters, matmul, layout)
-            }
             PackedLayout::Mma(layout) => {
-                self.launch_gemv(&parameters, (layout, shape), matmul.is_gated())
+                match rows > self.kernels.gemv_rows(layout, matmul.experts) {
+                    true => self.launch_gemm(&parameters, matmul, layout),
+                    false => self.launch_gemv(&parameters, (layout, shape), matmul.is_gated()),
+                }
             }
         }
     }
