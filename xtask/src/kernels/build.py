@@ -66,12 +66,18 @@ def build(source, headers, out, hopper):
     return f"{source.name}: {len(kernels)} kernels"
 
 
+def size_with_kernels(source):
+    text = source.read_text()
+    included = re.findall(r'#include "(\w+\.cu)"', text)
+    return len(text) + sum((source.parent / name).stat().st_size for name in included)
+
+
 def main():
     folder, out, hopper = map(pathlib.Path, sys.argv[1:4])
     names = sys.argv[4:]
     sources = [source for source in folder.glob("*.cu") if not names or source.stem in names]
-    # The largest first, so that all cores have work until the end.
-    sources.sort(key=lambda source: source.stat().st_size, reverse=True)
+    # The largest first, with the kernels that they include, so that all cores have work until the end.
+    sources.sort(key=size_with_kernels, reverse=True)
     # A program takes one core.
     with concurrent.futures.ProcessPoolExecutor() as pool:
         common = map(itertools.repeat, (sorted(folder.glob("*.cu*")), out, hopper))
