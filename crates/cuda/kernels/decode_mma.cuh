@@ -333,8 +333,8 @@ struct Q8Values {
 };
 
 // Whether attention may have softcaps and a KV cache in bytes: both cost registers and code.
-#ifndef ANY_ATTENTION
-#define ANY_ATTENTION true
+#ifndef SOFTCAPS_AND_Q8
+#define SOFTCAPS_AND_Q8 true
 #endif
 
 // The softmax of a tile: probabilities as high and low halves, from scores, which `scale` multiplies.
@@ -346,7 +346,7 @@ DEVICE Fragment softmax_tile(const Attention &a, float scale, float (&x)[4], u32
     float softcap = a.softcap;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) x[i] *= scale;
-    if (ANY_ATTENTION && softcap > 0.0f) {
+    if (SOFTCAPS_AND_Q8 && softcap > 0.0f) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) x[i] = tanhf(x[i] / softcap) * softcap;
     }

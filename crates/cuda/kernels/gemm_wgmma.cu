@@ -1,5 +1,5 @@
-// GEMM with `wgmma` on Hopper, for many input rows, grouped by expert where there are experts:
-// bound by tensor cores. The sums have the bits of `mma`.
+// GEMM with `wgmma` on Hopper, grouped by expert where there are experts: bound by reading and unpacking the
+// weights of few input rows, by tensor cores with many. The sums have the bits of `mma`.
 //
 // Grid: (row groups, blocks of weight tiles, splits); 384 threads: two consumer warp groups and one
 // producer group. A block takes 128 weight rows, or 64 of the gate and 64 of the up projection, and

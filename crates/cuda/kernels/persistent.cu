@@ -15,8 +15,10 @@
 
 // Layouts cost code, which has to be fetched, and registers, as experts do: so there are several
 // kernels.
-#ifndef LAYOUTS
+#ifndef NAME
 #define NAME persistent
+#endif
+#ifndef LAYOUTS
 #define LAYOUTS(DO) DO(F16) DO(S8) DO(S8X16) DO(U8) DO(U4) DO(IQ4) DO(FP4)
 #endif
 

@@ -337,7 +337,7 @@ DEVICE void wait_metadata() {
     asm volatile("bar.sync %0, %1;" ::"n"(METADATA_BARRIER), "n"(THREADS + 32) : "memory");
 }
 
-DEVICE bool is_q8(const Attention &a) { return ANY_ATTENTION && a.is_q8; }
+DEVICE bool is_q8(const Attention &a) { return SOFTCAPS_AND_Q8 && a.is_q8; }
 
 // Bytes of a tile of a head's keys or values.
 DEVICE u32 kv_tile_bytes(const Attention &a, u32 dim) {

@@ -263,6 +263,9 @@ DEVICE void load_values(const Attention &a, const Slices &slices, u32 slice, u32
     }
 }
 
+// Whether a team's workspace is found again at each use: in kernels with no register for its address.
+#define FINDS_WORKSPACE (EXPERTS && SOFTCAPS_AND_Q8)
+
 // Attention of the row: each team takes other splits; a warp takes a tile, whose keys and values
 // are in its slots, then a thread some columns of a head. Returns the slots taken so far.
 DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
@@ -283,9 +286,8 @@ DEVICE u32 attention(u32 stage, u32 taken, u32 workspace) {
         VisibleSplits visible(a, shared.position);
         SplitItem now(a, visible, item);
         Extent extent(visible, now.split, tile);
-        // Found again at each use in the kernel that has no register for its address.
         Workspace &held = team_workspace();
-        auto own_workspace = [&]() -> Workspace & { return EXPERTS && ANY_ATTENTION ? team_workspace() : held; };
+        auto own_workspace = [&]() -> Workspace & { return FINDS_WORKSPACE ? team_workspace() : held; };
         KeyFragment keys = {};
         // The same order as in `produce_kv`.
         if (extent.tiles().has(tile)) {

@@ -9,11 +9,9 @@ use std::thread;
 use bodkin_backend::Result;
 use flate2::read::GzDecoder;
 
-use crate::constants::{EXPERT_GEMV_ROWS, GEMV_ROWS, WGMMA_GEMV_ROWS, WIDTHS};
-use crate::constants::{MAX_MMA_DIM, MIN_SHARED_BYTES, PREFILL_POSITIONS};
+use crate::constants::{MAX_MMA_DIM, MIN_SHARED_BYTES, PREFILL_POSITIONS, WIDTHS};
 use crate::driver::{Device, Kernel, Module};
 use crate::kv_layout::KvLayout;
-use crate::lower::Experts;
 use crate::packed::{MmaLayout, PackedLayout};
 use crate::persistent::{STATIC_BYTES, VARIANTS};
 use crate::shared_memory::{
@@ -56,7 +54,7 @@ modules! {
     prefill_attention prefill_attention_q8
     prefill_attention_wgmma prefill_attention_wgmma_q8
     gemv_mma gemm_mma permute_experts gemm_wgmma all_gather expert_cache
-    persistent persistent_s24 persistent_experts persistent_experts_q8 persistent_cached
+    persistent persistent_s24 persistent_experts persistent_experts_softcap_q8 persistent_cached
 }
 
 /// The widest heads that each prefill attention kernel takes.
@@ -71,7 +69,7 @@ pub(crate) struct LayoutKernels {
     pub(crate) gemv_mma: [[Kernel; 2]; 2],
     /// For many rows; plain and gated.
     pub(crate) gemm_mma: [Kernel; 2],
-    /// For many rows on Hopper, of each of [`WIDTHS`]; not for 2:4 weights.
+    /// Its form for Hopper, of each of [`WIDTHS`]; not for 2:4 weights.
     pub(crate) gemm_wgmma: Option<[[Kernel; 2]; WIDTHS.len()]>,
 }
 
@@ -282,8 +280,8 @@ impl Kernels {
         let Modules { decode_attention_mma, decode_attention_mma_q8, .. } = &modules;
         let persistent = || -> Result<Vec<Kernel>> {
             let Modules { persistent, persistent_s24, persistent_cached, .. } = &modules;
-            let Modules { persistent_experts, persistent_experts_q8, .. } = &modules;
-            let of_experts = [persistent_experts, persistent_experts_q8, persistent_cached];
+            let Modules { persistent_experts, persistent_experts_softcap_q8, .. } = &modules;
+            let of_experts = [persistent_experts, persistent_experts_softcap_q8, persistent_cached];
             let files = [persistent, persistent_s24].into_iter().chain(of_experts);
             let kernels = VARIANTS.iter().zip(files).map(|(variant, file)| {
                 let bytes = device.shared_bytes - STATIC_BYTES;
@@ -346,18 +344,6 @@ impl Kernels {
     /// allows it.
     pub(crate) fn has_wgmma(&self) -> bool {
         self.is_hopper
-    }
-
-    /// The most rows of a matmul for which `gemv_mma` runs, and not a GEMM.
-    pub(crate) fn gemv_rows(&self, layout: MmaLayout, experts: Option<Experts>) -> usize {
-        match (&self.of(layout).gemm_wgmma, experts) {
-            (None, _) => GEMV_ROWS,
-            (Some(_), None) => WGMMA_GEMV_ROWS,
-            (Some(_), Some(experts)) => {
-                let apart = experts.count / (5 * experts.used);
-                apart.clamp(EXPERT_GEMV_ROWS, WGMMA_GEMV_ROWS)
-            }
-        }
     }
 
     /// The kernels of a packed layout.

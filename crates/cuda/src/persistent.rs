@@ -32,13 +32,13 @@ pub(crate) struct Variant {
     /// Whether it has stages for norms, experts and recurrent layers, and activations of matmuls
     /// without a gate.
     has_experts: bool,
-    /// Whether its attention can have softcaps and read a KV cache in Q8_0.
-    any_attention: bool,
+    /// Whether its attention can have softcaps, and read a KV cache in Q8_0.
+    has_softcap_q8: bool,
 }
 
 /// All of them; the first that can run all stages is used.
 pub(crate) const VARIANTS: [Variant; 5] = [
-    Variant { name: "persistent", layouts: &DENSE, has_experts: false, any_attention: true },
+    Variant { name: "persistent", layouts: &DENSE, has_experts: false, has_softcap_q8: true },
     Variant {
         name: "persistent_s24",
         layouts: &[
@@ -49,23 +49,23 @@ pub(crate) const VARIANTS: [Variant; 5] = [
             MmaLayout::S24S4,
         ],
         has_experts: false,
-        any_attention: true,
+        has_softcap_q8: true,
     },
     Variant {
         name: "persistent_experts",
         layouts: &DENSE,
         has_experts: true,
-        any_attention: false,
+        has_softcap_q8: false,
     },
     Variant {
-        name: "persistent_experts_q8",
+        name: "persistent_experts_softcap_q8",
         layouts: &DENSE,
         has_experts: true,
-        any_attention: true,
+        has_softcap_q8: true,
     },
-    Variant { name: "persistent_cached", layouts: &DENSE, has_experts: true, any_attention: true },
+    Variant { name: "persistent_cached", layouts: &DENSE, has_experts: true, has_softcap_q8: true },
 ];
-/// The one that is used in place of those before it where experts are cached.
+/// The one that is used in place of those with experts where these are cached.
 const CACHED: usize = 4;
 const DENSE: [MmaLayout; 7] = [
     MmaLayout::F16,
@@ -251,7 +251,7 @@ impl Variant {
                     && attend.attention.value_dim <= 32 * PERSISTENT_WARPS;
                 let is_plain = attend.attention.softcap.is_none() && kv != KvLayout::Q8;
                 let can = has_mma && attend.attention.causal && attend.kv.is_some() && is_known;
-                let can = can && (is_plain || self.any_attention);
+                let can = can && (is_plain || self.has_softcap_q8);
                 can.then_some(ATTENTION_TEAMS * MMA_WORKSPACE_BYTES)
             }
             _ => None,
@@ -325,6 +325,9 @@ mod tests {
     use bodkin_model::Op;
 
     use super::*;
+
+    /// The variant for experts whose attention is plain.
+    const OF_EXPERTS: usize = 2;
     use crate::lower::{lower, plan_of};
 
     fn lowered(model: &str) -> (Plan, Program) {
@@ -336,7 +339,7 @@ mod tests {
     #[test]
     fn experts_run_in_the_kernel_for_them_alone() {
         let (plan, program) = lowered("qwen3moe-q4_k_m");
-        let [plain, _, experts, _] = &VARIANTS;
+        let (plain, experts) = (&VARIANTS[0], &VARIANTS[OF_EXPERTS]);
         let first = program.stages.iter().position(|stage| matches!(stage.work, Work::Norm(_)));
         let run = first.unwrap()..program.stages.len();
         for i in run.clone() {
@@ -377,22 +380,24 @@ mod tests {
         assert!(program.fusions.iter().any(is_sum));
         for name in ["ffn_up_exps", "ffn_down_exps", "expert_sum"] {
             let i = program.stages.iter().position(|stage| stage.name == name).unwrap();
-            let bytes = VARIANTS[2].workspace(&plan, &program, KvLayout::F16, i);
+            let bytes = VARIANTS[OF_EXPERTS].workspace(&plan, &program, KvLayout::F16, i);
             assert!(bytes.is_some(), "{name}");
         }
     }
 
     #[test]
-    fn one_kernel_of_each_kind_reads_bytes_of_the_kv_cache() {
-        let (plan, program) = lowered("qwen3moe-q4_k_m");
-        let is_attention = |i: &usize| matches!(program.stages[*i].work, Work::Attend(_));
-        let attention = (0..program.stages.len()).find(is_attention).unwrap();
-        let can = |kv| {
+    fn one_kernel_of_each_kind_has_softcaps_and_reads_bytes_of_the_kv_cache() {
+        let can = |model, kv| {
+            let (plan, program) = lowered(model);
+            let is_attention = |i: &usize| matches!(program.stages[*i].work, Work::Attend(_));
+            let attention = (0..program.stages.len()).find(is_attention).unwrap();
             VARIANTS.map(|variant| variant.workspace(&plan, &program, kv, attention).is_some())
         };
-        assert_eq!(can(KvLayout::F16), [true; 5]);
-        assert_eq!(can(KvLayout::Q8), [true, true, false, true, true]);
-        assert_eq!(can(KvLayout::F32), [false; 5]);
+        assert_eq!(can("qwen3moe-q4_k_m", KvLayout::F16), [true; 5]);
+        for (model, kv) in [("qwen3moe-q4_k_m", KvLayout::Q8), ("gemma2", KvLayout::F16)] {
+            assert_eq!(can(model, kv), [true, true, false, true, true]);
+        }
+        assert_eq!(can("qwen3moe-q4_k_m", KvLayout::F32), [false; 5]);
     }
 
     #[test]
@@ -412,7 +417,7 @@ mod tests {
             assert!(stages.iter().any(|stage| stage.name == layers), "{model}");
             let last = stages.iter().rposition(|stage| matches!(stage.work, Work::Embed { .. }));
             for (i, stage) in stages.iter().enumerate().skip(last.unwrap() + 1) {
-                let bytes = VARIANTS[2].workspace(&plan, &program, KvLayout::F16, i);
+                let bytes = VARIANTS[OF_EXPERTS].workspace(&plan, &program, KvLayout::F16, i);
                 assert!(bytes.is_some(), "{model}: {}", stage.name);
             }
         }
@@ -433,8 +438,12 @@ mod tests {
         let (gated, _) = all.clone().find_map(of_experts).unwrap();
         let (weight, experts) = all.clone().filter(is_summed).find_map(of_experts).unwrap();
         let blocks = 100;
-        let persistent =
-            Persistent { stages: all, variant: 2, workspace_bytes: 0, last_input: program.output };
+        let persistent = Persistent {
+            stages: all,
+            variant: OF_EXPERTS,
+            workspace_bytes: 0,
+            last_input: program.output,
+        };
         let fits = |blocks, plan: &Plan| persistent.fits(blocks, plan, &program);
         assert!(fits(blocks, &plan));
         assert!(!fits(1, &plan), "another block has to choose");

@@ -5,11 +5,10 @@ use bodkin_backend::Limits;
 use bodkin_model::{Op, Plan, Weight};
 
 use crate::arena::{Arena, aliased, non_aliased};
-use crate::constants::{CHUNK_COLS, EXPERT_GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS, MAX_SPLIT_DIM};
-use crate::constants::{
-    GEMM_TILES, MAX_SLICES, MAX_WIDTH, PAGE_TOKENS, SLICE_SUM_BYTES, TILE_ROWS,
-};
-use crate::constants::{PARTIAL_EXTRA, PREFILL_SPLIT, PREFILL_WGMMA_ROWS, RECORDED_ROWS, WIDTHS};
+use crate::constants::{CHUNK_COLS, EXPERT_GEMV_ROWS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS};
+use crate::constants::{GEMM_TILES, MAX_SLICES, MAX_SPLIT_DIM, MAX_WIDTH, PAGE_TOKENS};
+use crate::constants::{PARTIAL_EXTRA, PREFILL_SPLIT, PREFILL_WGMMA_ROWS, RECORDED_ROWS};
+use crate::constants::{SHARED_EXPERTS, SLICE_SUM_BYTES, TILE_ROWS, WGMMA_GEMV_ROWS, WIDTHS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
 use crate::packed::PackedLayout;
@@ -248,16 +247,33 @@ impl Sizes {
     }
 }
 
+/// The most rows of a matmul that `gemv_mma` computes, and not a GEMM. Where devices share the
+/// weights, each has too few of them for a GEMM.
+pub(crate) fn gemv_rows(has_wgmma: bool, experts: Option<Experts>, devices: usize) -> usize {
+    match experts {
+        _ if !has_wgmma => GEMV_ROWS,
+        None if devices > 1 => GEMV_ROWS,
+        None => WGMMA_GEMV_ROWS,
+        Some(experts) => {
+            let apart = experts.count / (SHARED_EXPERTS * experts.used);
+            apart.clamp(EXPERT_GEMV_ROWS, WGMMA_GEMV_ROWS)
+        }
+    }
+}
+
 /// The pairs of rows and experts of a step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pairs {
     count: usize,
     pub(crate) experts: usize,
+    /// Whether rows choose experts; otherwise each goes to all of them.
+    is_chosen: bool,
 }
 
 impl Pairs {
     pub(crate) fn of(rows: usize, experts: &Experts) -> Pairs {
-        Pairs { count: rows * experts.used, experts: experts.count }
+        let is_chosen = experts.route.is_some();
+        Pairs { count: rows * experts.used, experts: experts.count, is_chosen }
     }
 
     /// The most experts that have rows.
@@ -275,8 +291,11 @@ impl Pairs {
         self.count / width + self.used_experts()
     }
 
-    /// The expected number of groups, of rows that choose experts at random.
+    /// The expected number of groups, if rows choose experts at random.
     pub(crate) fn expected_groups(self, width: usize) -> f64 {
+        if !self.is_chosen {
+            return (self.experts * (self.count / self.experts).div_ceil(width)) as f64;
+        }
         let (pairs, experts) = (self.count as f64, self.experts as f64);
         let used = experts * (1.0 - (1.0 - 1.0 / experts).powf(pairs));
         used.max(pairs / width as f64 + 0.5 * used)
@@ -286,9 +305,6 @@ impl Pairs {
 /// The weights of matmuls that run as GEMMs in steps of `rows` rows, with their pairs of rows and
 /// experts.
 fn gemms<'a>(plan: &'a Plan, program: &Program, rows: usize) -> Vec<(&'a Weight, Option<Pairs>)> {
-    if rows <= EXPERT_GEMV_ROWS {
-        return Vec::new();
-    }
     let matmuls = program.stages.iter().filter_map(|stage| match &stage.work {
         Work::Matmul(matmul) => {
             let pairs = matmul.experts.map(|experts| Pairs::of(rows, &experts));
@@ -321,9 +337,6 @@ pub(crate) fn slice_sum_bytes(slices: usize, blocks: usize, rows: usize) -> usiz
 
 /// Those of the largest matmul whose blocks may share them.
 fn most_slice_sum_bytes(plan: &Plan, program: &Program, rows: usize) -> usize {
-    if rows <= EXPERT_GEMV_ROWS {
-        return 0;
-    }
     let bytes = program.stages.iter().filter_map(|stage| match &stage.work {
         Work::Matmul(matmul) if matmul.experts.is_none() => {
             let weights = matmul.operands.iter().map(|operand| plan.weight(operand.weight));
@@ -345,7 +358,8 @@ mod tests {
     fn there_is_room_however_rows_choose_experts() {
         // Rows of each expert.
         for counts in [&[1, 1, 1, 1][..], &[0, 600, 1, 0], &[64, 128, 65, 9], &[7, 0, 0, 0], &[0]] {
-            let pairs = Pairs { count: counts.iter().sum(), experts: counts.len() };
+            let (count, experts) = (counts.iter().sum(), counts.len());
+            let pairs = Pairs { count, experts, is_chosen: true };
             let rows: usize = counts.iter().map(|count| usize::next_multiple_of(*count, 8)).sum();
             assert!(rows <= pairs.permuted_rows(), "{counts:?}: {rows} rows");
             for width in [16, 32, 64, 128] {
@@ -353,6 +367,34 @@ mod tests {
                 assert!(groups <= pairs.groups(width), "{counts:?}: {groups} groups");
             }
         }
+    }
+
+    #[test]
+    fn few_rows_hardly_choose_an_expert_twice() {
+        let of = |count, used| {
+            let experts = Experts { route: None, count, used, is_shared: true };
+            gemv_rows(true, Some(experts), 1)
+        };
+        assert_eq!([of(8, 2), of(64, 8), of(128, 6), of(256, 8), of(512, 10)], [3, 3, 4, 6, 8]);
+        // Parts with matrices of their own.
+        assert_eq!(of(32, 32), 3);
+    }
+
+    #[test]
+    fn swizzled_inputs_are_those_of_gemms() {
+        assert_eq!(gemv_rows(true, None, 1), WGMMA_GEMV_ROWS);
+        assert_eq!([gemv_rows(true, None, 2), gemv_rows(false, None, 1)], [GEMV_ROWS; 2]);
+    }
+
+    #[test]
+    fn groups_are_at_least_the_experts_that_rows_choose() {
+        let groups = |count, experts, is_chosen, width| {
+            Pairs { count, experts, is_chosen }.expected_groups(width).round()
+        };
+        // Of 128 experts, 192 pairs of rows and experts choose 100.
+        assert_eq!([16, 32, 128].map(|width| groups(192, 128, true, width)), [100.0; 3]);
+        assert_eq!(groups(4096, 8, true, 32), 132.0);
+        assert_eq!([16, 32].map(|width| groups(17 * 16, 16, false, width)), [32.0, 16.0]);
     }
 
     #[test]

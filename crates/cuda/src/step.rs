@@ -19,12 +19,12 @@ use bodkin_backend::{Batch, Result};
 use bodkin_model::{Plan, Rows, WeightId};
 
 use crate::arena::Arena;
-use crate::constants::{GEMV_ROWS, RECORDED_ROWS, SWIZZLED, WGMMA_GEMV_ROWS};
+use crate::constants::{GEMV_ROWS, RECORDED_ROWS, SWIZZLED};
 use crate::driver::Device;
 use crate::expert_cache::CachedLayer;
 use crate::kernels::Kernels;
 use crate::lower::{Content, Program, Stage, Value, Work};
-use crate::sizes::Sizes;
+use crate::sizes::{Sizes, gemv_rows};
 use crate::weights::Placed;
 
 /// Threads of a block of most kernels.
@@ -202,7 +202,8 @@ impl Step<'_> {
     /// Whether a value is swizzled in this step.
     fn is_swizzled(&self, value: Value) -> bool {
         let can_swizzle = self.program.values[value.0].can_swizzle && self.kernels.has_wgmma();
-        can_swizzle && self.size.tokens > WGMMA_GEMV_ROWS && !self.is_observed
+        let are_gemms = self.size.tokens > gemv_rows(true, None, self.program.devices);
+        can_swizzle && are_gemms && !self.is_observed
     }
 
     /// The mark in a value's stride if it is swizzled.

@@ -63,7 +63,7 @@ pub(crate) struct ValueSpec {
     pub(crate) content: Content,
     /// If it is a part of another value's rows: that value, and the first column.
     pub(crate) view: Option<(Value, usize)>,
-    /// Whether all readers can be `gemm_wgmma`, for which halves of many rows can be swizzled.
+    /// Whether all readers can be `gemm_wgmma`, for which halves can be swizzled.
     pub(crate) can_swizzle: bool,
 }
 

@@ -1,4 +1,4 @@
-//! GEMMs of many rows: by `gemm_wgmma` on Hopper, by `gemm_mma` elsewhere and for 2:4 weights.
+//! GEMMs: by `gemm_wgmma` on Hopper, by `gemm_mma` elsewhere and for 2:4 weights.
 //! Matmuls of experts are grouped GEMMs over permuted rows.
 
 use bodkin_backend::Result;
@@ -39,7 +39,7 @@ struct Division {
 }
 
 impl Step<'_> {
-    /// Launches a matmul of more rows than `gemv_mma` takes.
+    /// Launches a matmul of more rows than [`gemv_rows`](crate::sizes::gemv_rows).
     pub(super) fn launch_gemm(
         &self,
         parameters: &p::Matmul,

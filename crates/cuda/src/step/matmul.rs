@@ -13,6 +13,7 @@ use crate::lower::{Content, Epilogue, InputNorm, Matmul, Operand, Route, Value};
 use crate::packed::{MmaLayout, PackedLayout, Shape};
 use crate::parameters as p;
 use crate::shared_memory::{gemv_bytes, route_bytes};
+use crate::sizes::gemv_rows;
 
 /// Threads of a block that chooses experts.
 const ROUTE_THREADS: usize = 512;
@@ -26,10 +27,12 @@ impl Step<'_> {
         match shape.layout {
             PackedLayout::F32 => self.launch_f32(&parameters, shape.rows),
             PackedLayout::Mma(layout) => {
-                match rows > self.kernels.gemv_rows(layout, matmul.experts) {
-                    true => self.launch_gemm(&parameters, matmul, layout),
-                    false => self.launch_gemv(&parameters, (layout, shape), matmul.is_gated()),
+                let has_wgmma = self.kernels.of(layout).gemm_wgmma.is_some();
+                if rows > gemv_rows(has_wgmma, matmul.experts, self.program.devices) {
+                    return self.launch_gemm(&parameters, matmul, layout);
                 }
+                debug_assert!(!self.is_swizzled(matmul.input), "only GEMMs read swizzled inputs");
+                self.launch_gemv(&parameters, (layout, shape), matmul.is_gated())
             }
         }
     }
