@@ -4,13 +4,14 @@
 mod otlp;
 mod telemetry;
 
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use bodkin::Pooling;
-use bodkin_serve::{ModelSpec, Server, ServerOptions, Tls};
+use bodkin_serve::{Error, ModelSpec, Server, ServerOptions, Tls};
 use serde_json::Value;
 
 use crate::arguments::{Machine, bytes, duration};
@@ -121,6 +122,16 @@ pub(crate) struct Args {
 }
 
 /// Runs the command.
+/// Why the server cannot start, and the flag that would help.
+fn with_hint(error: Error) -> anyhow::Error {
+    match &error {
+        Error::Listen { source, .. } if source.kind() == ErrorKind::AddrInUse => {
+            anyhow!("{error}; --port takes another")
+        }
+        _ => error.into(),
+    }
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
     raise_file_limit();
     let telemetry = Telemetry::start(args.log.as_deref(), args.otlp.as_deref())?;
@@ -162,7 +173,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
             link_trace: telemetry.link_trace(),
         },
         reporter().clone(),
-    )?;
+    )
+    .map_err(with_hint)?;
     let scheme = if server.has_tls() { "https" } else { "http" };
     eprintln!("listening on {scheme}://{}", server.address());
     let flight = flight(&server, args.flight_port)?;

@@ -92,9 +92,11 @@ fn commands_and_lines() {
     chat.say("\"\"\"several", "... ");
     chat.press("lines\"\"\"\r");
     chat.expect("xx\r\n");
-    // Ctrl-C drops what was typed; Ctrl-D leaves.
+    // Ctrl-C drops what was typed, twice says how to leave; Ctrl-D leaves.
     chat.expect(">>> ");
     chat.press("half a line\x03");
+    chat.press("\x03");
+    chat.expect("Ctrl-D or /exit leaves the chat");
     chat.leave("\x04");
 }
 

@@ -388,6 +388,7 @@ fn what_cannot_start_says_so_in_one_line() {
     let port = taken.local_addr().unwrap().port().to_string();
     let error = failure(&[model, "--port", &port]);
     assert!(error.starts_with("error: cannot listen on 127.0.0.1:"), "{error}");
+    assert!(error.contains("; --port takes another"), "{error}");
     let text = format!("{}/Cargo.toml", env!("CARGO_MANIFEST_DIR"));
     for (path, reason) in [("no-such-model.gguf", "No such file"), (&text, "not a GGUF")] {
         let error = failure(&[model, path, "--port", "0"]);

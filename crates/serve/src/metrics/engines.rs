@@ -196,8 +196,12 @@ impl Collector for EngineCollector {
             encode(is_counter, value(&sums), descriptor)?;
         }
         let bytes = measured.iter().filter_map(|(id, m)| Some((labels(id), m.bytes? as f64)));
-        let metric: Metric<()> =
-            ("bodkin_model_bytes", "Memory of a loaded model", false, |()| 0.0);
+        let metric: Metric<()> = (
+            "bodkin_model_bytes",
+            "Memory of a loaded model and its KV cache, which a CPU takes as it fills",
+            false,
+            |()| 0.0,
+        );
         write(&mut encoder, &metric, bytes)?;
         let experts =
             measured.iter().flat_map(|(id, m)| m.experts.iter().map(move |layer| (*id, layer)));

@@ -64,13 +64,18 @@ impl Input {
     /// A text of one or more lines; `None` at the end of input.
     fn read(&mut self) -> Result<Option<String>> {
         let mut text = String::new();
+        let mut interruptions = 0;
         loop {
             let prompt = if text.is_empty() { ">>> " } else { "... " };
             match self.editor.readline(prompt) {
                 Ok(line) => text.push_str(&line),
-                // Ctrl-C at the prompt clears the text.
+                // Ctrl-C at the prompt clears the text. Who presses it again wants to leave.
                 Err(ReadlineError::Interrupted) => {
                     text.clear();
+                    interruptions += 1;
+                    if interruptions == 2 {
+                        eprintln!("Ctrl-D or /exit leaves the chat");
+                    }
                     continue;
                 }
                 Err(ReadlineError::Eof) => return Ok(None),
