@@ -65,7 +65,7 @@ const ON_SEVERAL: [(&str, &str); 5] = [
     ("0,1", "small-latent-q4_k.gguf"),
 ];
 /// The models, of those, that are also compared with keys and values as bytes.
-const BYTES: [&str; 3] = [STALLED, "small-granite-q4_k.gguf", "small-gemma4-q4_k.gguf"];
+const BYTES: [&str; 2] = [STALLED, "small-gemma4-q4_k.gguf"];
 /// The model, of those, whose prompt has to give the same bits in chunks of any size.
 const CHUNKED: &str = STALLED;
 /// Models of the parity kit whose results are compared with the reference: those that do not take

@@ -40,7 +40,7 @@ enum Command {
     Arm,
     /// Runs all checks, in the order in which failures are cheapest to find.
     Ci(ci::Args),
-    /// Measures interleaved with llama.cpp, and rewrites the table of docs/performance.md.
+    /// Measures interleaved with llama.cpp, and rewrites docs/performance.md and the README.
     Compare(compare::Args),
     /// Runs the acceptance suite of backends on an NVIDIA device.
     Conformance(conformance::Args),
@@ -54,7 +54,7 @@ enum Command {
     ExpertTrace(expert_trace::Args),
     /// Rewrites the golden texts of plans.
     Golden(golden::Args),
-    /// Measures on an NVIDIA device, and rewrites the table of docs/performance.md.
+    /// Measures on an NVIDIA device, and rewrites docs/performance.md and the README.
     Gpu(gpu::Args),
     /// Compiles the CUDA kernels.
     Kernels(kernels::Args),
@@ -81,14 +81,14 @@ fn main() -> anyhow::Result<()> {
     match Command::parse() {
         Command::Arm => arm::run(&root()),
         Command::Ci(args) => ci::run(&root(), &args),
-        Command::Compare(args) => compare::run(&root(), &args),
+        Command::Compare(args) => compare::run(&root(), &args).and_then(|()| plot_speed()),
         Command::Conformance(args) => conformance::run(&args),
         Command::Dist(args) => dist::run(&root(), &args),
         Command::Emulate(args) => emulate::run(&root(), &args),
         Command::ExpertCache(args) => expert_cache::run(&root(), &args),
         Command::ExpertTrace(args) => expert_trace::run(&args),
         Command::Golden(args) => golden::run(&root(), &args),
-        Command::Gpu(args) => gpu::run(&root(), &args),
+        Command::Gpu(args) => gpu::run(&root(), &args).and_then(|()| plot_speed()),
         Command::Kernels(args) => kernels::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
         Command::Plot(args) => plot::run(&root(), &args),
@@ -99,4 +99,9 @@ fn main() -> anyhow::Result<()> {
         Command::Synth(args) => synth::run(&args),
         Command::Tidy(args) => tidy::run(&root(), &args),
     }
+}
+
+/// Makes the README's plot and table, from the newest rows of both.
+fn plot_speed() -> anyhow::Result<()> {
+    plot::run(&root(), &plot::Args::Speed)
 }
