@@ -95,6 +95,7 @@ fn commands_and_lines() {
     // Ctrl-C drops what was typed, twice says how to leave; Ctrl-D leaves.
     chat.expect(">>> ");
     chat.press("half a line\x03");
+    chat.expect(">>> ");
     chat.press("\x03");
     chat.expect("Ctrl-D or /exit leaves the chat");
     chat.leave("\x04");
