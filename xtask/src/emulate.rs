@@ -57,10 +57,9 @@ const SYNTHETIC: [(Size, &str, &str); 10] = [
 const STALLED: &str = "small-q4_k.gguf";
 /// The models, of those, whose bits on several devices are compared with those on one. A device
 /// that is there twice cannot wait for itself in a kernel, so values are copied.
-const ON_SEVERAL: [(&str, &str); 5] = [
+const ON_SEVERAL: [(&str, &str); 4] = [
     ("0,1", "small-q4_k.gguf"),
     ("0,0", "small-q4_k.gguf"),
-    ("0,1", "small-moe-mxfp4.gguf"),
     ("0,1", "small-hybrid-q8_0.gguf"),
     ("0,1", "small-latent-q4_k.gguf"),
 ];
