@@ -202,8 +202,9 @@ pub(crate) const GEMV_ROWS: usize = 16;
 pub(crate) const WGMMA_GEMV_ROWS: usize = 8;
 /// The same with experts, unless even more rows hardly choose an expert twice.
 pub(crate) const EXPERT_GEMV_ROWS: usize = 3;
-/// That is so while they choose fewer than all experts divided by this, as measured on an H200.
-pub(crate) const SHARED_EXPERTS: usize = 5;
+/// Rows hardly do so while their choices are fewer than all experts divided by this, as measured on
+/// an H200.
+pub(crate) const SPARSE_CHOICE: usize = 5;
 /// Input rows that a block of `gemm_mma` takes.
 pub(crate) const GEMM_WIDTH: usize = 128;
 /// The most bytes for the sums of split-K slices that several blocks of `gemm_wgmma` share.

@@ -325,10 +325,10 @@ mod tests {
     use bodkin_model::Op;
 
     use super::*;
+    use crate::lower::{lower, plan_of};
 
     /// The variant for experts whose attention is plain.
     const OF_EXPERTS: usize = 2;
-    use crate::lower::{lower, plan_of};
 
     fn lowered(model: &str) -> (Plan, Program) {
         let plan = plan_of(model);

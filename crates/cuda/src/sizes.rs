@@ -8,7 +8,7 @@ use crate::arena::{Arena, aliased, non_aliased};
 use crate::constants::{CHUNK_COLS, EXPERT_GEMV_ROWS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS};
 use crate::constants::{GEMM_TILES, MAX_SLICES, MAX_SPLIT_DIM, MAX_WIDTH, PAGE_TOKENS};
 use crate::constants::{PARTIAL_EXTRA, PREFILL_SPLIT, PREFILL_WGMMA_ROWS, RECORDED_ROWS};
-use crate::constants::{SHARED_EXPERTS, SLICE_SUM_BYTES, TILE_ROWS, WGMMA_GEMV_ROWS, WIDTHS};
+use crate::constants::{SLICE_SUM_BYTES, SPARSE_CHOICE, TILE_ROWS, WGMMA_GEMV_ROWS, WIDTHS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
 use crate::packed::PackedLayout;
@@ -255,7 +255,7 @@ pub(crate) fn gemv_rows(has_wgmma: bool, experts: Option<Experts>, devices: usiz
         None if devices > 1 => GEMV_ROWS,
         None => WGMMA_GEMV_ROWS,
         Some(experts) => {
-            let apart = experts.count / (SHARED_EXPERTS * experts.used);
+            let apart = experts.count / (SPARSE_CHOICE * experts.used);
             apart.clamp(EXPERT_GEMV_ROWS, WGMMA_GEMV_ROWS)
         }
     }

@@ -121,7 +121,6 @@ pub(crate) struct Args {
     mock: bool,
 }
 
-/// Runs the command.
 /// Why the server cannot start, and the flag that would help.
 fn with_hint(error: Error) -> anyhow::Error {
     match &error {
@@ -132,6 +131,7 @@ fn with_hint(error: Error) -> anyhow::Error {
     }
 }
 
+/// Runs the command.
 pub(crate) fn run(args: Args) -> Result<()> {
     raise_file_limit();
     let telemetry = Telemetry::start(args.log.as_deref(), args.otlp.as_deref())?;
