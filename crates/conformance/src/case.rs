@@ -169,16 +169,27 @@ impl Maker {
     }
 
     /// A matrix of normal values that leaves the size of its input about as it is; where the format
-    /// is sparse, half of them are zero.
+    /// is sparse, half of them are zero. Quantising takes long: of large matrices only the first
+    /// rows are, and the others have blocks of these at random.
     pub(super) fn matrix(&mut self, format: Format, rows: usize, cols: usize) -> WeightId {
-        let mut values = self.random.normals(rows * cols);
+        const QUANTIZED: usize = 1 << 14;
+        let block_bytes = format.block_bytes().filter(|_| format.block_elements() > 1);
+        let quantized_rows = block_bytes.map_or(rows, |_| rows.min(1 + QUANTIZED / cols));
+        let mut values = self.random.normals(quantized_rows * cols);
         let is_table = self.plan.ops.is_empty();
         let scale = if is_table { 1.0 } else { 1.0 / (cols as f32).sqrt() };
         values.iter_mut().for_each(|x| *x *= scale);
         if format.base().is_some() {
             values.iter_mut().filter(|_| self.random.below(2) == 0).for_each(|x| *x = 0.0);
         }
-        let data = format.encode(&values, cols).expect("a format with a quantiser");
+        let mut data = format.encode(&values, cols).expect("a format with a quantiser");
+        if let Some(block_bytes) = block_bytes {
+            let quantized = data.len() / block_bytes;
+            for _ in quantized..rows * cols / format.block_elements() {
+                let start = self.random.below(quantized) * block_bytes;
+                data.extend_from_within(start..start + block_bytes);
+            }
+        }
         self.stored(format, rows, cols, data)
     }
 

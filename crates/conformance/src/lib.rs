@@ -70,7 +70,7 @@ pub fn check_steps(backend: &dyn Backend) -> Vec<String> {
 /// What a backend got wrong in the cases with such names.
 pub fn check_named(backend: &dyn Backend, is_chosen: impl Fn(&str) -> bool) -> Vec<String> {
     let mut failures = Vec::new();
-    for case in cases(backend).filter(|case| is_chosen(&case.name)) {
+    for case in cases(backend, is_chosen) {
         if let Err(error) = check_case(backend, case, &mut failures) {
             failures.push(format!("{}: {error}", case.name));
         }
@@ -125,14 +125,19 @@ fn logits_of(
         let mut model = case.load(backend)?;
         Ok((case.name.clone(), run_prompt(model.as_mut(), case, feeding)?))
     };
-    cases(backend).filter(|case| is_chosen(&case.name)).map(run).collect()
+    cases(backend, is_chosen).map(run).collect()
 }
 
-/// All cases, or those that keep keys and values where a backend has them otherwise than usual.
-fn cases(backend: &dyn Backend) -> impl Iterator<Item = &'static Case> {
+/// The cases with such names, or those of them that keep keys and values where a backend has them
+/// otherwise than usual.
+fn cases(
+    backend: &dyn Backend,
+    is_chosen: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = &'static Case> {
     let is_usual = backend.kv_type() == KvType::Auto;
     let cases = CASES.iter().filter(move |case| is_usual || !case.plan.slots.is_empty());
-    cases.filter(|case| !case.is_refused(backend))
+    // Whether a case is refused takes loading it, so that is asked last.
+    cases.filter(move |case| is_chosen(&case.name)).filter(|case| !case.is_refused(backend))
 }
 
 /// Made once, because quantising takes longer than running.
@@ -144,14 +149,15 @@ static CASES: LazyLock<Vec<Case>> = LazyLock::new(|| {
 
 /// Traces the case with the most operations.
 fn check_traced(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<()> {
-    let case = cases(backend).max_by_key(|case| case.plan.ops.len()).expect("there are cases");
+    let case =
+        cases(backend, |_| true).max_by_key(|case| case.plan.ops.len()).expect("there are cases");
     traced::check(backend, case, case.load(backend)?.as_mut(), failures)
 }
 
 /// Profiles the case with the most layers with experts.
 fn check_profiled(backend: &dyn Backend, failures: &mut Vec<String>) -> Result<()> {
     let layers = |case: &&Case| case.plan.routed_layers().len();
-    let case = cases(backend).max_by_key(layers).expect("there are cases");
+    let case = cases(backend, |_| true).max_by_key(layers).expect("there are cases");
     profiled::check(case, case.load(backend)?.as_mut(), failures)
 }
 
