@@ -38,7 +38,10 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<()> {
     if args.known {
         let rows = source::known();
-        return print(args.json, &rows, &known_table(&rows));
+        print(args.json, &rows, &known_table(&rows))?;
+        let notes = rows.iter().filter_map(|row| Some((&row.name, row.note.as_ref()?)));
+        notes.filter(|_| !args.json).for_each(|(name, note)| eprintln!("{name}: {note}"));
+        return Ok(());
     }
     let rows = source::list()?;
     print(args.json, &rows, &local_table(&rows))?;

@@ -110,7 +110,9 @@ fn known_names_are_listed_on_request() {
     let rows: Value = serde_json::from_slice(&rows.stdout).unwrap();
     assert_eq!(rows[0]["name"], "smollm2");
     assert_eq!(rows[0]["bytes"], 98_362_432);
-    let table = String::from_utf8(place.run(&["list", "--known"]).stdout).unwrap();
+    let output = place.run(&["list", "--known"]);
+    assert!(stderr(&output).starts_with("gemma3-270m: a base model"), "{}", stderr(&output));
+    let table = String::from_utf8(output.stdout).unwrap();
     let rows = rows.as_array().unwrap();
     assert_eq!(table.lines().count(), 1 + rows.len(), "{table}");
     let qwen = rows.iter().find(|row| row["name"] == "qwen3:8b").unwrap();

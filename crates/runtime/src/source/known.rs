@@ -100,6 +100,9 @@ pub struct KnownModel {
     pub licence: String,
     /// Where its file comes from: another name for it, if it is not pinned.
     pub source: String,
+    /// What a user has to know of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// The pinned names, then common models by their names in two registries.
@@ -113,6 +116,7 @@ pub fn known() -> Vec<KnownModel> {
             Origin::Gguf { hub, .. } => format!("hf:{hub}"),
             Origin::Safetensors(weights) => format!("pip:{}", weights.requirement),
         },
+        note: known.note.clone(),
     });
     let common = FILE.model.iter().map(|model| KnownModel {
         name: model.ollama.as_ref().unwrap_or(&model.hub).clone(),
@@ -120,6 +124,7 @@ pub fn known() -> Vec<KnownModel> {
         memory_bytes: gigabytes(model.memory),
         licence: model.licence.clone(),
         source: model.hub.clone(),
+        note: None,
     });
     pinned.chain(common).collect()
 }
