@@ -4,7 +4,7 @@
 use bodkin_model::{Op, Plan};
 
 use crate::error::{Error, Result};
-use crate::{PAGE_TOKENS, RowOutput, Span, Step};
+use crate::{OutputRequest, PAGE_TOKENS, Span, Step};
 
 /// What a model is sized for when it is loaded. A larger step is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ impl StepCheck {
     /// # Panics
     /// If the step contradicts itself: a caller's mistake, whatever the model.
     pub fn check(&mut self, step: &Step<'_>) -> Result<()> {
-        let Step { batch, rows, steps, .. } = step;
+        let Step { batch, requests: rows, steps, .. } = step;
         at_most("tokens", batch.tokens.len(), self.limits.tokens)?;
         at_most("output rows", batch.outputs.len(), self.limits.outputs)?;
         let len: usize = batch.spans.iter().map(|s| s.len).sum();
@@ -89,21 +89,21 @@ impl StepCheck {
     }
 
     /// Checks what output rows ask for.
-    fn check_rows(&self, rows: &[RowOutput<'_>], step: &Step<'_>) {
-        assert_eq!(rows.len(), step.batch.outputs.len(), "a `RowOutput` for each output row");
+    fn check_rows(&self, rows: &[OutputRequest<'_>], step: &Step<'_>) {
+        assert_eq!(rows.len(), step.batch.outputs.len(), "a `OutputRequest` for each output row");
         assert!(step.steps > 0, "at least one step");
-        let has_uniforms = |row: &RowOutput<'_>| match row {
-            RowOutput::Token(params) => {
+        let has_uniforms = |row: &OutputRequest<'_>| match row {
+            OutputRequest::Token(params) => {
                 params.temperature <= 0.0 || params.uniforms.len() >= step.steps
             }
-            RowOutput::Logits => true,
+            OutputRequest::Logits => true,
         };
         assert!(rows.iter().all(has_uniforms), "one random number for each sampled token");
         if step.steps > 1 {
             let spans = &step.batch.spans;
             assert!(spans.iter().all(|s| s.len == 1 && !s.is_prefill), "spans are decode rows");
             assert_eq!(rows.len(), spans.len(), "every decode row is an output");
-            let is_token = |row: &RowOutput<'_>| matches!(row, RowOutput::Token(_));
+            let is_token = |row: &OutputRequest<'_>| matches!(row, OutputRequest::Token(_));
             assert!(rows.iter().all(is_token), "every decode row asks for a token");
         }
     }
@@ -187,7 +187,7 @@ mod tests {
         let batch = Batch { tokens: vec![1, 2], spans: spans.to_vec(), ..Batch::default() };
         let mut check = check();
         let mut found = || {
-            let step = Step { batch: &batch, rows: &[], steps: 1, observer: None };
+            let step = Step { batch: &batch, requests: &[], steps: 1, observer: None };
             catch_unwind(AssertUnwindSafe(|| check.check(&step).is_ok())).unwrap_or(false)
         };
         let first = found();
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn a_model_without_pages_or_state_slots_has_no_number_0() {
         let batch = Batch { tokens: vec![1], spans: vec![span(0, &[0], 0)], ..Batch::default() };
-        let step = Step { batch: &batch, rows: &[], steps: 1, observer: None };
+        let step = Step { batch: &batch, requests: &[], steps: 1, observer: None };
         let limits = Limits { tokens: 8, outputs: 8, pages: vec![4], state_slots: 2 };
         for limits in
             [Limits { pages: vec![0], ..limits.clone() }, Limits { state_slots: 0, ..limits }]

@@ -5,8 +5,8 @@ use bodkin_model::Plan;
 use crate::candidates::Candidates;
 use crate::check::{Limits, StepCheck};
 use crate::observe::reborrow;
-use crate::step::{RowOutput, Sink, Step, StepOutput};
-use crate::{Batch, Observer, ReferenceSampler, Result, can_sample};
+use crate::step::{OutputRequest, Sink, Step, StepOutput};
+use crate::{Batch, Observer, ReferenceSampler, Result, are_samplable};
 
 /// Computes the logits of all output rows of a batch, `[outputs, width]`.
 pub type Forward<'a> =
@@ -55,10 +55,10 @@ impl HostSampler {
     /// [`crate::Error::Limit`] if the step is larger than the limits, and those of `forward`.
     pub fn run(&mut self, step: Step<'_>, sink: Sink<'_>, forward: Forward<'_>) -> Result<()> {
         self.check.check(&step)?;
-        let Step { batch, rows, steps, mut observer } = step;
+        let Step { batch, requests: rows, steps, mut observer } = step;
         self.samplers.iter_mut().zip(rows).for_each(|(sampler, row)| {
-            if let RowOutput::Token(params) = row {
-                sampler.restart(params);
+            if let OutputRequest::Token(params) = row {
+                sampler.begin(params);
             }
         });
         for done in 1..=steps {
@@ -83,20 +83,20 @@ impl HostSampler {
 
     /// Samples the rows that ask for a token, and moves the logits of the others to the front.
     /// Returns the number of these logits.
-    fn sample(&mut self, rows: &[RowOutput<'_>]) -> usize {
+    fn sample(&mut self, rows: &[OutputRequest<'_>]) -> usize {
         self.tokens.clear();
         let mut kept = 0;
         for (i, row) in rows.iter().enumerate() {
             let logits = i * self.width..(i + 1) * self.width;
             match row {
-                RowOutput::Token(params) => {
+                OutputRequest::Token(params) => {
                     let logits = &mut self.logits[logits];
                     self.tokens
-                        .push(can_sample(logits).then(|| {
+                        .push(are_samplable(logits).then(|| {
                             self.samplers[i].sample(params, logits, &mut self.candidates)
                         }));
                 }
-                RowOutput::Logits => {
+                OutputRequest::Logits => {
                     if kept < logits.start {
                         self.logits.copy_within(logits, kept);
                     }

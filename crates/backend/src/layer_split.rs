@@ -12,45 +12,55 @@ use bodkin_model::Plan;
 use crate::observe::reborrow;
 use crate::{
     Backend, Batch, DeviceInfo, Error, HostSampler, KvType, Limits, Memory, Model, ModelStats,
-    Observer, Progress, Result, RowOutput, Sink, Span, StateBlock, Step, Transfer,
+    Observer, OutputRequest, Progress, Result, Sink, Span, StateBlock, Step, Transfer,
 };
 
 /// A backend for the first layers, and one for the rest.
 pub struct LayerSplit {
     first: Box<dyn Backend>,
     second: Box<dyn Backend>,
-    layers: usize,
+    /// The last layers of a model, which the second backend computes.
+    second_layers: usize,
     /// Bytes of weights that each reads in a step of the most recently loaded model.
-    bytes: [AtomicU64; 2],
+    step_weight_bytes: [AtomicU64; 2],
 }
 
 impl LayerSplit {
-    /// `second` computes the last `layers` layers and the head, or the whole plan if it has no more
-    /// layers; `first` computes the rest.
-    pub fn new(first: Box<dyn Backend>, second: Box<dyn Backend>, layers: usize) -> LayerSplit {
-        LayerSplit { first, second, layers, bytes: Default::default() }
+    /// `second` computes the last `second_layers` layers and the head, or the whole plan if it has
+    /// no more layers; `first` computes the rest.
+    pub fn new(
+        first: Box<dyn Backend>,
+        second: Box<dyn Backend>,
+        second_layers: usize,
+    ) -> LayerSplit {
+        LayerSplit { first, second, second_layers, step_weight_bytes: Default::default() }
     }
 
     fn note_bytes(&self, bytes: [u64; 2]) {
-        self.bytes.iter().zip(bytes).for_each(|(own, bytes)| own.store(bytes, Relaxed));
+        self.step_weight_bytes.iter().zip(bytes).for_each(|(own, bytes)| own.store(bytes, Relaxed));
     }
 
     /// The two parts of a plan; none if one backend computes all of it.
     fn parts(&self, plan: &Plan) -> Result<Option<[Plan; 2]>> {
         let all = plan.layers();
-        if self.layers == 0 || self.layers >= all {
+        if self.second_layers == 0 || self.second_layers >= all {
             return Ok(None);
         }
-        let parts = plan.split_before_layer(all - self.layers);
+        let parts = plan.split_before_layer(all - self.second_layers);
         parts.map(Some).ok_or_else(|| Error::Unsupported {
             backend: self.name(),
-            what: format!("{}: its layers share more than one value", plan.architecture),
+            what: format!(
+                "{}: expected a layer before which a model can be split, found that layer {} and \
+                 those before it share more than one value, a KV cache or a recurrent state",
+                plan.architecture,
+                all - self.second_layers,
+            ),
         })
     }
 
     /// The backend of a plan that is not split.
     fn whole(&self) -> &dyn Backend {
-        if self.layers == 0 { &*self.first } else { &*self.second }
+        if self.second_layers == 0 { &*self.first } else { &*self.second }
     }
 
     /// Loads a part, or fails if its backend has too little memory.
@@ -68,7 +78,8 @@ impl LayerSplit {
             None => backend.load(part, file, limits, progress),
             Some(free) => Err(Error::Config(format!(
                 "{}: its layers need {needed} bytes ({weight_bytes} weights, {state_bytes} \
-                 context, {scratch_bytes} scratch), {free} are free; --gpu-layers moves some",
+                 context, {scratch_bytes} scratch), {free} are free; another --gpu-layers \
+                 puts other layers on the other device",
                 backend.name(),
             ))),
         }
@@ -77,7 +88,12 @@ impl LayerSplit {
 
 impl Backend for LayerSplit {
     fn name(&self) -> String {
-        format!("{} + up to {} layers on {}", self.first.name(), self.layers, self.second.name())
+        format!(
+            "{} + up to {} layers on {}",
+            self.first.name(),
+            self.second_layers,
+            self.second.name()
+        )
     }
 
     fn devices(&self) -> Vec<DeviceInfo> {
@@ -95,9 +111,9 @@ impl Backend for LayerSplit {
     }
 
     /// The mean over a step of the most recently loaded model, whose parts run one after the other.
-    fn bandwidth(&self) -> Result<f64> {
-        let bytes = self.bytes.each_ref().map(|bytes| bytes.load(Relaxed) as f64);
-        let speeds = [self.first.bandwidth()?, self.second.bandwidth()?];
+    fn measure_bandwidth(&self) -> Result<f64> {
+        let bytes = self.step_weight_bytes.each_ref().map(|bytes| bytes.load(Relaxed) as f64);
+        let speeds = [self.first.measure_bandwidth()?, self.second.measure_bandwidth()?];
         match bytes[0] + bytes[1] {
             0.0 => Ok(speeds[0].min(speeds[1])),
             all => Ok(all / (bytes[0] / speeds[0] + bytes[1] / speeds[1])),
@@ -105,8 +121,8 @@ impl Backend for LayerSplit {
     }
 
     /// Of the part that has memory of its own.
-    fn host_bandwidth(&self) -> Result<Option<f64>> {
-        Ok(self.second.host_bandwidth()?.or(self.first.host_bandwidth()?))
+    fn measure_host_bandwidth(&self) -> Result<Option<f64>> {
+        Ok(self.second.measure_host_bandwidth()?.or(self.first.measure_host_bandwidth()?))
     }
 
     /// The sum of both; loading checks each of them.
@@ -119,7 +135,7 @@ impl Backend for LayerSplit {
         let Ok(Some([first, second])) = self.parts(plan) else {
             return self.whole().memory(plan, limits);
         };
-        let [a, b] = part_steps(plan, [&first, &second], limits);
+        let [a, b] = part_mappings(plan, [&first, &second], limits);
         let a = self.first.memory(&first, &a.limits);
         let b = self.second.memory(&second, &b.limits);
         Memory {
@@ -127,7 +143,7 @@ impl Backend for LayerSplit {
             state_bytes: a.state_bytes + b.state_bytes,
             scratch_bytes: a.scratch_bytes + b.scratch_bytes,
             cached_expert_bytes: a.cached_expert_bytes + b.cached_expert_bytes,
-            host_bytes: a.host_bytes + b.host_bytes,
+            host_expert_bytes: a.host_expert_bytes + b.host_expert_bytes,
             // Layers with fewer slots decide the speed.
             expert_slots: a.expert_slots.into_iter().chain(b.expert_slots).min(),
         }
@@ -142,45 +158,46 @@ impl Backend for LayerSplit {
     ) -> Result<Box<dyn Model>> {
         let Some([first, second]) = self.parts(&plan)? else {
             let bytes = plan.cost().step_weight_bytes;
-            self.note_bytes(if self.layers == 0 { [bytes, 0] } else { [0, bytes] });
+            self.note_bytes(if self.second_layers == 0 { [bytes, 0] } else { [0, bytes] });
             return self.load_part(self.whole(), plan, file, limits, progress);
         };
         self.note_bytes([&first, &second].map(|part| part.cost().step_weight_bytes));
-        let steps = part_steps(&plan, [&first, &second], limits);
+        let mappings = part_mappings(&plan, [&first, &second], limits);
         let (first, second) = (Arc::new(first), Arc::new(second));
         let total = plan.cost().weight_bytes;
-        // Weights of both parts are read twice and count once.
+        // A weight that both parts use is loaded by each, and counts once in the total.
         let done_first = first.cost().weight_bytes;
         let report = |done| progress(done, total);
-        let first = self.load_part(&*self.first, first, file, &steps[0].limits, &|done, _| {
-            report(done.min(total));
-        })?;
+        let first =
+            self.load_part(&*self.first, first, file, &mappings[0].limits, &|done, _| {
+                report(done.min(total));
+            })?;
         let second =
-            self.load_part(&*self.second, second, file, &steps[1].limits, &|done, _| {
+            self.load_part(&*self.second, second, file, &mappings[1].limits, &|done, _| {
                 report((done_first + done).min(total));
             })?;
         Ok(Box::new(LayerSplitModel {
-            host: HostSampler::new(&plan, limits),
-            rows: vec![RowOutput::Logits; limits.tokens.max(limits.outputs)],
+            host_sampler: HostSampler::new(&plan, limits),
+            requests: vec![OutputRequest::Logits; limits.tokens.max(limits.outputs)],
             limits: limits.clone(),
-            batches: Default::default(),
+            part_batches: Default::default(),
             plan,
             first,
             second,
-            steps,
+            mappings,
         }))
     }
 }
 
-/// How the steps of a part follow from those of the whole.
-struct PartSteps {
+/// How windows, batches and limits of a part follow from those of the whole model.
+struct PartMapping {
     /// For each of the part's windows, its index in the whole plan's.
     window_indices: Vec<usize>,
     limits: Limits,
 }
 
-/// The steps of both parts. Every row of the first one is an output, which the second reads.
-fn part_steps(whole: &Plan, [first, second]: [&Plan; 2], limits: &Limits) -> [PartSteps; 2] {
+/// The mappings of both parts. Every row of the first one is an output, which the second reads.
+fn part_mappings(whole: &Plan, [first, second]: [&Plan; 2], limits: &Limits) -> [PartMapping; 2] {
     [(first, limits.tokens), (second, limits.outputs)].map(|(part, outputs)| {
         let windows = whole.windows();
         let index = |window| windows.iter().position(|w| *w == window).expect("a window of all");
@@ -191,11 +208,11 @@ fn part_steps(whole: &Plan, [first, second]: [&Plan; 2], limits: &Limits) -> [Pa
             pages: window_indices.iter().map(|&index| limits.pages[index]).collect(),
             state_slots: if part.states.is_empty() { 0 } else { limits.state_slots },
         };
-        PartSteps { window_indices, limits }
+        PartMapping { window_indices, limits }
     })
 }
 
-impl PartSteps {
+impl PartMapping {
     /// What the part calls a block of the whole; none if it has no such state.
     fn block(&self, block: StateBlock) -> Option<StateBlock> {
         match block {
@@ -229,12 +246,12 @@ struct LayerSplitModel {
     limits: Limits,
     first: Box<dyn Model>,
     second: Box<dyn Model>,
-    steps: [PartSteps; 2],
-    /// The last step of each part.
-    batches: [Batch; 2],
-    /// Asks for the logits of every row.
-    rows: Vec<RowOutput<'static>>,
-    host: HostSampler,
+    mappings: [PartMapping; 2],
+    /// Each part's share of the current batch.
+    part_batches: [Batch; 2],
+    /// Asks for the output of every row: of the first part hidden states, of the second logits.
+    requests: Vec<OutputRequest<'static>>,
+    host_sampler: HostSampler,
 }
 
 impl LayerSplitModel {
@@ -245,21 +262,21 @@ impl LayerSplitModel {
         logits: &mut [f32],
         mut observer: Option<&mut dyn Observer>,
     ) -> Result<()> {
-        let [first, second] = &mut self.batches;
-        self.steps[0].fill(batch, first);
-        self.steps[1].fill(batch, second);
+        let [first, second] = &mut self.part_batches;
+        self.mappings[0].fill(batch, first);
+        self.mappings[1].fill(batch, second);
         first.outputs.clear();
         first.outputs.extend(0..batch.tokens.len() as u32);
         second.outputs.clone_from(&batch.outputs);
-        let rows = &self.rows[..first.outputs.len()];
-        let step = Step { batch: first, rows, steps: 1, observer: reborrow(&mut observer) };
+        let requests = &self.requests[..first.outputs.len()];
+        let step = Step { batch: first, requests, steps: 1, observer: reborrow(&mut observer) };
         self.first.step(step, &mut |output| {
             second.inputs.clear();
             second.inputs.extend_from_slice(output.logits);
             ControlFlow::Break(())
         })?;
-        let rows = &self.rows[..second.outputs.len()];
-        let step = Step { batch: second, rows, steps: 1, observer: reborrow(&mut observer) };
+        let requests = &self.requests[..second.outputs.len()];
+        let step = Step { batch: second, requests, steps: 1, observer: reborrow(&mut observer) };
         self.second.step(step, &mut |output| {
             logits.copy_from_slice(output.logits);
             ControlFlow::Break(())
@@ -277,16 +294,16 @@ impl Model for LayerSplitModel {
     }
 
     fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()> {
-        let mut host = std::mem::take(&mut self.host);
+        let mut host = std::mem::take(&mut self.host_sampler);
         let result = host
             .run(step, sink, &mut |batch, logits, observer| self.forward(batch, logits, observer));
-        self.host = host;
+        self.host_sampler = host;
         result
     }
 
     fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
         let mut moved = 0;
-        for (model, part) in [&mut self.first, &mut self.second].into_iter().zip(&self.steps) {
+        for (model, part) in [&mut self.first, &mut self.second].into_iter().zip(&self.mappings) {
             let block = transfer.block();
             if part.block(block).is_none() {
                 continue;
@@ -337,7 +354,7 @@ mod tests {
         let whole = Batch { tokens, spans: vec![span.clone()], ..Batch::default() };
         let limits = Limits { tokens: 2, outputs: 2, pages: vec![9], state_slots: 5 };
         let mut part = Batch::default();
-        PartSteps { window_indices: vec![1], limits }.fill(&whole, &mut part);
+        PartMapping { window_indices: vec![1], limits }.fill(&whole, &mut part);
         assert_eq!(part.tokens, whole.tokens);
         assert_eq!(part.spans, [Span { tables: vec![table(8)], ..span }]);
     }

@@ -32,11 +32,11 @@ pub use kv::KvType;
 pub use layer_split::LayerSplit;
 pub use mock::Mock;
 pub use observe::{InputRow, Matmul, Observer};
-pub use sampling::{Penalties, ReferenceSampler, SamplingParams, argmax, can_sample};
+pub use sampling::{Penalties, ReferenceSampler, SamplingParams, are_samplable, argmax};
 pub use stats::{
     ExpertCacheStats, ExpertPart, ExpertStats, ExpertTimes, ModelStats, StageProfile, WeightLayout,
 };
-pub use step::{RowOutput, Sink, Step, StepOutput};
+pub use step::{OutputRequest, Sink, Step, StepOutput};
 pub use timeline::{Activity, Interval, Track};
 pub use transfer::{StateBlock, Transfer};
 
@@ -57,9 +57,9 @@ pub struct Memory {
     pub scratch_bytes: u64,
     /// Those of the weights that are cached experts: with less memory, fewer are cached.
     pub cached_expert_bytes: u64,
-    /// Experts in memory of the host, of a backend with memory of its own. They are not among the
-    /// weights.
-    pub host_bytes: u64,
+    /// The host's copy of the experts that a device caches, also of those in a slot. It is not
+    /// among the weights.
+    pub host_expert_bytes: u64,
     /// Slots for experts in each layer, if not all experts have room.
     pub expert_slots: Option<usize>,
 }
@@ -69,7 +69,7 @@ pub struct Memory {
 pub struct StoredFormat {
     /// The format in the file.
     pub format: Format,
-    /// Matrices of this format.
+    /// Weight tensors of this format; the stacked matrices of experts count as one.
     pub tensors: usize,
     /// Elements of all of them.
     pub elements: u64,
@@ -87,7 +87,7 @@ pub trait Backend: Send + Sync {
     /// What it is, for people, such as `cpu (avx512, 8 threads)`.
     fn name(&self) -> String;
 
-    /// The devices that compute; one that has two shares of every model is listed twice.
+    /// The devices that compute; one that has two tensor-parallel shards is listed twice.
     fn devices(&self) -> Vec<DeviceInfo>;
 
     /// Threads of the host that compute.
@@ -96,18 +96,19 @@ pub trait Backend: Send + Sync {
     /// The type of the KV cache.
     fn kv_type(&self) -> KvType;
 
-    /// Bytes a second that the devices read from their memory, measured now.
+    /// Measures the bytes a second at which a step reads weights from the devices' memory, over all
+    /// devices together.
     ///
     /// # Errors
     /// If a device does not answer, or has no memory left to read.
-    fn bandwidth(&self) -> Result<f64>;
+    fn measure_bandwidth(&self) -> Result<f64>;
 
-    /// Bytes a second that the devices read from memory of the host, measured now; none if it is
+    /// Measures the bytes a second that the devices read from the host's memory; none if it is
     /// their own.
     ///
     /// # Errors
-    /// As [`Backend::bandwidth`].
-    fn host_bandwidth(&self) -> Result<Option<f64>> {
+    /// As [`Backend::measure_bandwidth`].
+    fn measure_host_bandwidth(&self) -> Result<Option<f64>> {
         Ok(None)
     }
 
@@ -143,9 +144,10 @@ pub trait Model: Send {
     /// What it was sized for.
     fn limits(&self) -> &Limits;
 
-    /// Runs a step, or several of multi-step decode until `sink` breaks. `sink` gets the results of
-    /// each step. A row's result depends on its own sequence alone: not on the other rows of the
-    /// batch, nor on how its prompt was cut into chunks.
+    /// Runs a step, or up to [`Step::steps`] of multi-step decode. `sink` gets the results of each
+    /// step, and ends them early if it breaks; so does a row from which no token can be sampled. A
+    /// row's result depends on its own sequence alone: not on the other rows of the batch, nor on
+    /// how its prompt was cut into chunks.
     ///
     /// A backend may run ahead: when `sink` breaks, the keys and values of one more position may
     /// have been written. Recurrent state never runs ahead.
@@ -158,9 +160,9 @@ pub trait Model: Send {
     /// If the step contradicts itself.
     fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()>;
 
-    /// Copies a block of the state of sequences: a page that two sequences go on from, a
-    /// checkpoint of recurrent state, or a block to or from the host. Later steps see the copy.
-    /// Returns the block's bytes.
+    /// Copies a block of the state of sequences: a page before it is written, where two
+    /// sequences share it, a checkpoint of recurrent state, or a block to or from the host. Later
+    /// steps see the copy. Returns the block's bytes.
     ///
     /// # Errors
     /// If the device does not answer any more.
@@ -169,7 +171,8 @@ pub trait Model: Send {
     /// If there is no such block, or the host has fewer bytes than the block.
     fn transfer(&mut self, transfer: Transfer<'_>) -> Result<usize>;
 
-    /// Counts and times since the model was loaded. Waits for the device.
+    /// Counts of experts since the model was loaded, times of stages since profiling began, and the
+    /// timeline since tracing began. Waits for the device.
     fn stats(&self) -> ModelStats;
 
     /// Starts profiling, from zero, or ends it.
@@ -182,9 +185,10 @@ pub trait Model: Send {
     /// If the device does not answer any more.
     fn set_tracing(&mut self, on: bool) -> Result<()>;
 
-    /// From now on, takes inputs of [`Plan::sparse_input_matmuls`] for zero whose magnitude is
-    /// below the matmul's threshold. Returns how many of these matmuls read fewer weights then; the
-    /// others multiply by zero.
+    /// From now on, treats as zero those inputs of [`Plan::sparse_input_matmuls`] whose magnitude
+    /// is below the matmul's threshold; there is one for each matmul, in that order. Returns for
+    /// how many of them the skipped columns of the weight are not read; the others multiply by
+    /// zero.
     ///
     /// # Errors
     /// If the backend cannot do that, or the model was not loaded for it.
@@ -197,8 +201,8 @@ impl dyn Model + '_ {
     /// # Errors
     /// Those of [`Model::step`].
     pub fn forward(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
-        let rows = vec![RowOutput::Logits; batch.outputs.len()];
-        let step = Step { batch, rows: &rows, steps: 1, observer: None };
+        let requests = vec![OutputRequest::Logits; batch.outputs.len()];
+        let step = Step { batch, requests: &requests, steps: 1, observer: None };
         self.step(step, &mut |output| {
             logits.copy_from_slice(output.logits);
             ControlFlow::Break(())

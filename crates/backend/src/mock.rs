@@ -9,7 +9,7 @@ use bodkin_model::Plan;
 
 use crate::{
     Backend, Batch, DeviceInfo, DeviceKind, Error, HostSampler, KvType, Limits, Memory, Model,
-    ModelStats, Progress, Result, RowOutput, Sink, Step, StepOutput, Transfer,
+    ModelStats, OutputRequest, Progress, Result, Sink, Step, StepOutput, Transfer,
 };
 
 /// Runs any plan without weights.
@@ -75,7 +75,7 @@ impl Backend for Mock {
         KvType::Auto
     }
 
-    fn bandwidth(&self) -> Result<f64> {
+    fn measure_bandwidth(&self) -> Result<f64> {
         Ok(f64::INFINITY)
     }
 
@@ -146,7 +146,7 @@ impl Model for MockModel {
     /// Rows that ask for logits get one that stands out.
     fn step(&mut self, step: Step<'_>, sink: Sink<'_>) -> Result<()> {
         self.fail()?;
-        if step.rows.iter().any(|row| matches!(row, RowOutput::Logits)) {
+        if step.requests.iter().any(|row| matches!(row, OutputRequest::Logits)) {
             self.follow(step.batch, 0);
             let (width, tokens) = (self.plan.output_width(), self.tokens.clone());
             return self.host.run(step, sink, &mut |_, logits, _| {

@@ -1,16 +1,17 @@
 //! How a token is sampled from a row of logits, as data that a device can follow, and the reference
 //! implementation. [`SamplingParams`] covers the common options; the engine builds rarer samplers
-//! from the same [`Candidates`]. This file must not know where random numbers come from, nor text.
+//! from the same [`Candidates`]. This file must not know the random generator, nor the tokenizer.
 
 use std::collections::VecDeque;
 
 use crate::candidates::Candidates;
 
-/// Penalties for tokens of the history: repetition (Keskar et al. 2019), frequency and presence
-/// (OpenAI's).
+/// Penalties for tokens of the window: repetition (Keskar et al. 2019), frequency and presence
+/// (OpenAI's). Tokens of the prompt count in all three, as in llama.cpp; vLLM counts only generated
+/// tokens for the last two.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Penalties {
-    /// Divisor of the logits of repeated tokens; 1 is off.
+    /// Divides the positive and multiplies the other logits of tokens in the window; 1 is off.
     pub repeat: f32,
     /// Subtracted once for each occurrence of the token; 0 is off.
     pub frequency: f32,
@@ -48,7 +49,7 @@ pub struct SamplingParams {
     pub biases: Vec<(u32, f32)>,
     /// Applied to the tokens of the penalty window.
     pub penalties: Penalties,
-    /// How many of the latest tokens are penalised.
+    /// How many of the latest tokens are penalised; 0 is none, `usize::MAX` all.
     pub penalty_window: usize,
     /// The latest tokens before the first sampled one, oldest first, up to and including the token
     /// that the first step reads; at most `penalty_window` of them.
@@ -84,20 +85,20 @@ impl SamplingParams {
 pub struct ReferenceSampler {
     history: VecDeque<u32>,
     step: usize,
-    /// The penalty window in order of token ids.
-    window: Vec<u32>,
+    /// The tokens of the penalty window in order of their ids.
+    sorted_window: Vec<u32>,
 }
 
 impl ReferenceSampler {
-    /// Goes back to the state before the first step.
-    pub fn restart(&mut self, params: &SamplingParams) {
+    /// Begins a call of several steps: takes its history, and its first random number is next.
+    pub fn begin(&mut self, params: &SamplingParams) {
         self.step = 0;
         self.history.clear();
         self.history.extend(&params.history);
     }
 
-    /// Samples the next token. Biases and penalties change `logits` in place; `candidates` is
-    /// scratch.
+    /// Samples the next token and appends it to the history. Biases and penalties change `logits`
+    /// in place; `candidates` is scratch.
     ///
     /// # Panics
     /// If sampling is not greedy and there is no random number for this step.
@@ -130,10 +131,10 @@ impl ReferenceSampler {
         }
         let passed = self.history.len().saturating_sub(params.penalty_window);
         self.history.drain(..passed);
-        self.window.clear();
-        self.window.extend(&self.history);
-        self.window.sort_unstable();
-        for same in self.window.chunk_by(|a, b| a == b) {
+        self.sorted_window.clear();
+        self.sorted_window.extend(&self.history);
+        self.sorted_window.sort_unstable();
+        for same in self.sorted_window.chunk_by(|a, b| a == b) {
             if let Some(logit) = logits.get_mut(same[0] as usize) {
                 *logit = params.penalties.apply(*logit, same.len() as u32);
             }
@@ -141,9 +142,9 @@ impl ReferenceSampler {
     }
 }
 
-/// Whether a token can be sampled from a row of logits: it holds neither NaN nor +inf, and not only
-/// -inf. One vectorised pass.
-pub fn can_sample(logits: &[f32]) -> bool {
+/// Whether a token can be sampled from a row of logits: it has no NaN or +inf, and at least one
+/// finite logit. One vectorised pass.
+pub fn are_samplable(logits: &[f32]) -> bool {
     let below_inf = logits.iter().map(|&logit| u32::from(logit < f32::INFINITY)).sum::<u32>();
     below_inf as usize == logits.len() && logits.iter().any(|logit| logit.is_finite())
 }
@@ -170,10 +171,10 @@ mod tests {
 
     #[test]
     fn nothing_is_sampled_from_nan_and_infinity() {
-        assert!(can_sample(&[0.5, f32::NEG_INFINITY, f32::MAX]));
-        assert!(!can_sample(&[0.5, f32::NEG_INFINITY, f32::INFINITY]));
-        assert!(!can_sample(&[1.0, f32::NAN, 0.0]));
-        assert!(!can_sample(&[f32::NEG_INFINITY; 3]));
+        assert!(are_samplable(&[0.5, f32::NEG_INFINITY, f32::MAX]));
+        assert!(!are_samplable(&[0.5, f32::NEG_INFINITY, f32::INFINITY]));
+        assert!(!are_samplable(&[1.0, f32::NAN, 0.0]));
+        assert!(!are_samplable(&[f32::NEG_INFINITY; 3]));
     }
 
     #[test]

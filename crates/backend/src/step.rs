@@ -4,10 +4,10 @@ use std::ops::ControlFlow;
 
 use crate::{Batch, Observer, SamplingParams};
 
-/// What a step returns for one output row.
+/// What a step is asked to return for one output row.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RowOutput<'a> {
-    /// The row's logits, or the embedding of an encoder.
+pub enum OutputRequest<'a> {
+    /// The row's logits; the embedding of an encoder; the hidden state of a plan without a head.
     Logits,
     /// A token id sampled from the row's logits.
     Token(&'a SamplingParams),
@@ -18,7 +18,7 @@ pub struct Step<'a> {
     /// The rows to compute.
     pub batch: &'a Batch,
     /// One request for each of [`Batch::outputs`].
-    pub rows: &'a [RowOutput<'a>],
+    pub requests: &'a [OutputRequest<'a>],
     /// How many steps to run, at least 1. More than one is multi-step decode: every span is one
     /// decode row that asks for a token, which the next step reads at the next position. The page
     /// tables of the batch cover all steps.

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, Batch, Limits, Matmul, Model, Observer, PageTable, RowOutput, Span, Step,
+    Backend, Batch, Limits, Matmul, Model, Observer, OutputRequest, PageTable, Span, Step,
 };
 use bodkin_compress::imatrix::Imatrix;
 use bodkin_conformance::Reference;
@@ -32,8 +32,8 @@ fn observe(model: &mut dyn Model, observer: &mut dyn Observer) {
         outputs: vec![TOKENS as u32 - 1],
         ..Batch::default()
     };
-    let rows = [RowOutput::Logits];
-    let step = Step { batch: &batch, rows: &rows, steps: 1, observer: Some(observer) };
+    let rows = [OutputRequest::Logits];
+    let step = Step { batch: &batch, requests: &rows, steps: 1, observer: Some(observer) };
     model.step(step, &mut |_| ControlFlow::Break(())).unwrap();
 }
 

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use bodkin_backend::{Backend, Batch, Limits, Model, Result, RowOutput, SamplingParams, Step};
+use bodkin_backend::{Backend, Batch, Limits, Model, OutputRequest, Result, SamplingParams, Step};
 use bodkin_gguf::Format;
 
 use super::case::{Case, HALF_STATE, Maker, usual_attention};
@@ -58,7 +58,7 @@ fn fault(
     let limits = Limits { tokens: 3 * len, outputs: 3, pages, state_slots: 3 };
     let load = || backend.load(Arc::clone(&case.plan), &case.file, &limits, &|_, _| ());
     let (fine, broken) = (&[1, 2, 3][..len], &[BROKEN; 3][..len]);
-    let row = RowOutput::Token(params);
+    let row = OutputRequest::Token(params);
     let (mut fresh, mut model) = (load()?, load()?);
     let (mut wanted, _) = run(&mut *fresh, [fine; 3], row, 1)?;
     wanted[1] = None;
@@ -66,8 +66,8 @@ fn fault(
     if found != wanted {
         return Ok(Some(format!("sampled {found:?}, expected {wanted:?}")));
     }
-    let (_, wanted) = run(&mut *load()?, [fine; 3], RowOutput::Logits, 1)?;
-    let (_, found) = run(&mut *model, [fine; 3], RowOutput::Logits, 1)?;
+    let (_, wanted) = run(&mut *load()?, [fine; 3], OutputRequest::Logits, 1)?;
+    let (_, found) = run(&mut *model, [fine; 3], OutputRequest::Logits, 1)?;
     let is_same = bits(&found).eq(bits(&wanted));
     Ok((!is_same).then(|| "it reaches a sequence in the same pages".to_owned()))
 }
@@ -77,7 +77,7 @@ fn fault(
 fn run(
     model: &mut dyn Model,
     prompts: [&[u32]; 3],
-    row: RowOutput<'_>,
+    row: OutputRequest<'_>,
     steps: usize,
 ) -> Result<(Vec<Option<u32>>, Vec<f32>)> {
     let mut pages = Pages::new(model, false);
@@ -88,7 +88,7 @@ fn run(
         pages.append(&mut sequence, prompt, &mut batch);
         batch.output_last();
     }
-    let step = Step { batch: &batch, rows: &[row; 3], steps, observer: None };
+    let step = Step { batch: &batch, requests: &[row; 3], steps, observer: None };
     let (mut tokens, mut logits) = (Vec::new(), Vec::new());
     model.step(step, &mut |output| {
         tokens.extend_from_slice(output.tokens);

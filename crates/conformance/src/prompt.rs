@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use bodkin_backend::{
-    Batch, Model, Observer, PAGE_TOKENS, PageTable, Result, RowOutput, Span, StateBlock, Step,
+    Batch, Model, Observer, OutputRequest, PAGE_TOKENS, PageTable, Result, Span, StateBlock, Step,
 };
 
 use super::case::Case;
@@ -123,8 +123,8 @@ pub(super) fn run_prompt_observed(
     let mut batch = Batch::default();
     pages.append(&mut sequence, &case.tokens, &mut batch);
     batch.outputs = (0..case.tokens.len() as u32).collect();
-    let rows = vec![RowOutput::Logits; batch.outputs.len()];
-    let step = Step { batch: &batch, rows: &rows, steps: 1, observer: Some(observer) };
+    let rows = vec![OutputRequest::Logits; batch.outputs.len()];
+    let step = Step { batch: &batch, requests: &rows, steps: 1, observer: Some(observer) };
     let mut logits = Vec::new();
     model.step(step, &mut |output| {
         logits.extend_from_slice(output.logits);

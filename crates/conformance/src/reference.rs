@@ -64,7 +64,7 @@ impl Backend for Reference {
     }
 
     /// Speed is not what this backend is for: it reports that of a plain sum.
-    fn bandwidth(&self) -> Result<f64> {
+    fn measure_bandwidth(&self) -> Result<f64> {
         let words = vec![1u64; 1 << 23];
         let start = std::time::Instant::now();
         let sum: u64 = words.iter().copied().sum();

@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, Batch, Limits, Model, Penalties, ReferenceSampler, Result, RowOutput, SamplingParams,
-    Span, Step, candidates::Candidates,
+    Backend, Batch, Limits, Model, OutputRequest, Penalties, ReferenceSampler, Result,
+    SamplingParams, Span, Step, candidates::Candidates,
 };
 use bodkin_gguf::Format;
 
@@ -215,7 +215,7 @@ fn decode(
     }
     let width = case.plan.output_width();
     let mut samplers = vec![ReferenceSampler::default(); params.len()];
-    samplers.iter_mut().zip(params).for_each(|(sampler, params)| sampler.restart(params));
+    samplers.iter_mut().zip(params).for_each(|(sampler, params)| sampler.begin(params));
     let mut logits = vec![0.0; params.len() * width];
     for _ in 0..STEPS {
         decoding.model.forward(&batch, &mut logits)?;
@@ -239,8 +239,8 @@ fn multi_step(
     found: &mut Vec<u32>,
     ended: usize,
 ) -> Result<()> {
-    let rows: Vec<RowOutput<'_>> = params.iter().map(RowOutput::Token).collect();
-    let step = Step { batch, rows: &rows, steps, observer: None };
+    let rows: Vec<OutputRequest<'_>> = params.iter().map(OutputRequest::Token).collect();
+    let step = Step { batch, requests: &rows, steps, observer: None };
     model.step(step, &mut |output| {
         found.extend(output.tokens.iter().flatten());
         match found.len() < ended * params.len() {
@@ -274,7 +274,7 @@ fn try_mixed(backend: &dyn Backend, case: &Case, params: &[SamplingParams]) -> R
     let rows = 0..params.len() - 1;
     let sample = |i: usize| {
         let (mut sampler, mut logits) = (ReferenceSampler::default(), all[i * width..].to_vec());
-        sampler.restart(&params[i]);
+        sampler.begin(&params[i]);
         sampler.sample(&params[i], &mut logits[..width], &mut Candidates::default())
     };
     let same_tokens = rows.clone().filter(is_token).map(sample).eq(tokens);
@@ -301,11 +301,11 @@ fn mixed_step(
         }
     }
     let row = |i: usize| match is_token(i) {
-        true => RowOutput::Token(&params[i]),
-        false => RowOutput::Logits,
+        true => OutputRequest::Token(&params[i]),
+        false => OutputRequest::Logits,
     };
-    let rows: Vec<RowOutput<'_>> = (0..batch.outputs.len()).map(row).collect();
-    let step = Step { batch: &batch, rows: &rows, steps: 1, observer: None };
+    let rows: Vec<OutputRequest<'_>> = (0..batch.outputs.len()).map(row).collect();
+    let step = Step { batch: &batch, requests: &rows, steps: 1, observer: None };
     let mut found = (Vec::new(), Vec::new());
     decoding.model.step(step, &mut |output| {
         let tokens = output.tokens.iter().flatten().copied();

@@ -45,8 +45,8 @@ impl Backend for Careless {
         Reference.threads()
     }
 
-    fn bandwidth(&self) -> Result<f64> {
-        Reference.bandwidth()
+    fn measure_bandwidth(&self) -> Result<f64> {
+        Reference.measure_bandwidth()
     }
 
     fn available_memory(&self) -> Option<u64> {

@@ -14,9 +14,9 @@ pub(crate) struct PermutationTables {
     /// `[tokens * used]`: the inverse, the sorted position of each pair.
     places: Vec<u32>,
     /// `[experts]`: how many tokens chose each expert since the model was loaded.
-    counts: Vec<u64>,
+    total_pairs: Vec<u64>,
     /// Expert matrices read by all steps: one per expert that a step's tokens chose.
-    reads: Vec<u64>,
+    total_reads: Vec<u64>,
     /// `[threads, experts]`: the seconds that each thread spent in each expert's GEMMs.
     seconds: Vec<f64>,
 }
@@ -28,8 +28,8 @@ pub(crate) struct PermutationView {
     pub(crate) order: Shared<u32>,
     pub(crate) pairs: Shared<u32>,
     pub(crate) places: Shared<u32>,
-    pub(crate) counts: Shared<u64>,
-    pub(crate) reads: Shared<u64>,
+    pub(crate) total_pairs: Shared<u64>,
+    pub(crate) total_reads: Shared<u64>,
     pub(crate) seconds: Shared<f64>,
 }
 
@@ -45,8 +45,8 @@ impl PermutationTables {
             order: vec![0; permutation.experts],
             pairs: vec![0; pairs],
             places: vec![0; pairs],
-            counts: vec![0; permutation.experts],
-            reads: vec![0],
+            total_pairs: vec![0; permutation.experts],
+            total_reads: vec![0],
             seconds: vec![0.0; threads * permutation.experts],
         }
     }
@@ -62,8 +62,8 @@ impl PermutationTables {
             order: Shared::new(&mut self.order),
             pairs: Shared::new(&mut self.pairs),
             places: Shared::new(&mut self.places),
-            counts: Shared::new(&mut self.counts),
-            reads: Shared::new(&mut self.reads),
+            total_pairs: Shared::new(&mut self.total_pairs),
+            total_reads: Shared::new(&mut self.total_reads),
             seconds: Shared::new(&mut self.seconds),
         }
     }
@@ -77,7 +77,7 @@ impl PermutationView {
     /// No step is running.
     pub(crate) unsafe fn counts<'a>(self) -> &'a [u64] {
         // SAFETY: the caller's promise.
-        unsafe { self.counts.part(0..self.counts.len()) }
+        unsafe { self.total_pairs.part(0..self.total_pairs.len()) }
     }
 
     /// Expert matrices read by all steps.
@@ -87,7 +87,7 @@ impl PermutationView {
     /// No step is running.
     pub(crate) unsafe fn reads(self) -> u64 {
         // SAFETY: the caller's promise.
-        unsafe { self.reads.part(0..1)[0] }
+        unsafe { self.total_reads.part(0..1)[0] }
     }
 
     /// The seconds that all threads together spent in each expert's GEMMs.
@@ -96,7 +96,7 @@ impl PermutationView {
     ///
     /// No step is running.
     pub(crate) unsafe fn seconds(self) -> Vec<f64> {
-        let experts = self.counts.len();
+        let experts = self.total_pairs.len();
         // SAFETY: the caller's promise.
         let all = unsafe { self.seconds.part(0..self.seconds.len()) };
         let of = |expert: usize| all[expert..].iter().step_by(experts).sum();

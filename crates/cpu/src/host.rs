@@ -27,7 +27,7 @@ const BYTES_MAX: u64 = 512 << 20;
 const PASSES: usize = 4;
 
 /// Measures the bytes per second that all threads of `pool` read together.
-pub(crate) fn bandwidth(isa: Isa, pool: &mut Pool) -> f64 {
+pub(crate) fn measure_bandwidth(isa: Isa, pool: &mut Pool) -> f64 {
     let quarter = available_memory().map_or(BYTES_MAX, |bytes| bytes / 4);
     let len = quarter.clamp(1 << 20, BYTES_MAX) as usize;
     let mut memory = AlignedMemory::zeroed(len);

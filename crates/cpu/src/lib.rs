@@ -63,9 +63,9 @@ impl Backend for Cpu {
         self.kv_type
     }
 
-    fn bandwidth(&self) -> Result<f64> {
+    fn measure_bandwidth(&self) -> Result<f64> {
         let mut pool = pool::Pool::new(self.threads).expect("threads that have run before");
-        Ok(host::bandwidth(self.isa, &mut pool))
+        Ok(host::measure_bandwidth(self.isa, &mut pool))
     }
 
     fn available_memory(&self) -> Option<u64> {

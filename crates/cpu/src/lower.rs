@@ -296,7 +296,7 @@ impl Lowering<'_> {
         let (experts, cols) = shape.expect("the first operation is one");
         let permutation = self.permutation(route, experts);
         let (formats, input) = (self.formats(&linears), self.operand(input));
-        self.row(Rows::Tokens, RowOp::QuantizeExperts { input, cols, permutation, formats });
+        self.row(Rows::Tokens, RowOp::QuantizeExpertInputs { input, cols, permutation, formats });
         self.stages.push(Stage::GroupedGemm { input, cols, permutation, linears });
         next
     }

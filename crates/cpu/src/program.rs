@@ -88,7 +88,12 @@ pub(crate) enum RowOp {
     /// Pools the rows of a sequence.
     Pool { input: Operand, kind: PoolKind, out: Operand },
     /// Converts the row, or its part for each expert, to activation formats in permuted order.
-    QuantizeExperts { input: Operand, cols: usize, permutation: usize, formats: ActivationFormats },
+    QuantizeExpertInputs {
+        input: Operand,
+        cols: usize,
+        permutation: usize,
+        formats: ActivationFormats,
+    },
     /// Zeroes values below the threshold of a linear with sparse input.
     Mask { values: Operand, linear: usize },
     /// Converts the row to the activation formats of the next linears.
@@ -123,7 +128,7 @@ impl RowOp {
             RowOp::ExpertSum { .. } => "expert_sum",
             RowOp::Pool { .. } => "pool",
             RowOp::Mask { .. } => "mask",
-            RowOp::Quantize { .. } | RowOp::QuantizeExperts { .. } => "quantize",
+            RowOp::Quantize { .. } | RowOp::QuantizeExpertInputs { .. } => "quantize",
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use bodkin_backend::{
-    Backend, Batch, ExpertBudget, KvType, Limits, Model, PAGE_TOKENS, PageTable, RowOutput,
+    Backend, Batch, ExpertBudget, KvType, Limits, Model, OutputRequest, PAGE_TOKENS, PageTable,
     SamplingParams, Span, Step,
 };
 use bodkin_cpu::{Cpu, Isa, Sparse};
@@ -104,9 +104,9 @@ fn count(name: &str, cpu: &Cpu) {
 
 /// Each step samples one row and gives the logits of the other.
 fn run(model: &mut dyn Model, params: &SamplingParams, batches: &[Batch]) {
-    let rows = [RowOutput::Token(params), RowOutput::Logits];
+    let rows = [OutputRequest::Token(params), OutputRequest::Logits];
     for batch in batches {
-        let step = Step { batch, rows: &rows, steps: 1, observer: None };
+        let step = Step { batch, requests: &rows, steps: 1, observer: None };
         model.step(step, &mut |_| ControlFlow::Break(())).unwrap();
     }
 }

@@ -22,7 +22,7 @@ template <class T> DEVICE void store_columns(const AllGather &p, const OwnColumn
         u64 row = i / units;
         u8 *at = own.at + row * own.stride + (i - row * units) * sizeof(T);
         T x = *(const T *)at;
-        for (u32 peer = 0; peer < p.peers; peer++) *(T *)(at + __ldg(p.distances + peer)) = x;
+        for (u32 peer = 0; peer < p.peers; peer++) *(T *)(at + __ldg(p.peer_offsets + peer)) = x;
     }
 }
 

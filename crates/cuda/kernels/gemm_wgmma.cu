@@ -218,16 +218,16 @@ DEVICE void epilogue_all(const Gemm &m, const RowGroup &group, float *results, c
     if (row >= p.matrices[tile.matrix].rows) return;
     RowEpilogue<GATED, ROWS, 1, false> epilogue(p, tile.matrix, group.expert, row);
     u32 end = group.count;
-    bool is_activated = !GATED && p.is_activated;
+    bool has_act_epilogue = !GATED && p.has_act_epilogue;
 #pragma unroll 1
-    for (u32 token = t / 32; is_activated && token < end; token += WARPS) {
+    for (u32 token = t / 32; has_act_epilogue && token < end; token += WARPS) {
         float y[ROWS];
         load<ROWS>(y, results + token * PITCH + row_in_block);
         epilogue.activate_row(y);
         epilogue.store(result_row(m, group.first + token), y);
     }
 #pragma unroll 1
-    for (u32 first = t / 32; !is_activated && first < end; first += BATCH * WARPS) {
+    for (u32 first = t / 32; !has_act_epilogue && first < end; first += BATCH * WARPS) {
         float sums[BATCH][ROWS], others[BATCH][ROWS];
         u32 at[BATCH];
         // All loads before the first store.
@@ -331,7 +331,7 @@ template <bool GATED> DEVICE void add_slices(const Gemm &m) {
         add_to(sums, from[0]);
         if (GATED) add_to(others, from[GROUP]);
     }
-    if (!GATED && p.is_activated) {
+    if (!GATED && p.has_act_epilogue) {
         epilogue.activate_row(sums[0]);
         epilogue.activate_row(sums[1]);
     } else {

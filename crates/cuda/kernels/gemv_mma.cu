@@ -53,7 +53,7 @@ template <int LAYOUT, int COLS8, int TILES> struct WeightStream {
     // Prefetches the next chunks, if there are any.
     __device__ __forceinline__ void fetch() {
         if (tile >= p.tiles) {
-            pipe.produce_nothing();
+            pipe.commit();
             return;
         }
         pipe.fill(next, min(CHUNKS, end - chunk) * Weights::BYTES);

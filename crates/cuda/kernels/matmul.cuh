@@ -76,7 +76,7 @@ DEVICE float residual_at(const Matmul &p, u32 row, u32 at) {
 // Stores a number also at the same place of the other devices that share the matmul.
 template <class T> DEVICE void store_on_peers(const Matmul &p, T *to, T x) {
 #pragma unroll 1
-    for (u32 i = 0; i < p.peers; i++) store_relaxed_system((T *)((u8 *)to + __ldg(p.distances + i)), x);
+    for (u32 i = 0; i < p.peers; i++) store_relaxed_system((T *)((u8 *)to + __ldg(p.peer_offsets + i)), x);
 }
 
 // Stores a result. Without `ALL_DEVICES`, `store_again_on_peers` has to follow.
@@ -101,7 +101,7 @@ DEVICE void epilogue(const Matmul &p, u32 i, u32 expert, u32 row, u32 at, float 
     const Matrix &m = p.matrices[i];
     if (row >= m.rows) return;
     float y = scale_and_bias(m, expert, row, sum, exponent);
-    if (p.is_activated) return store_activated(p, m, row, at, activate(p.act, y));
+    if (p.has_act_epilogue) return store_activated(p, m, row, at, activate(p.act, y));
     if (p.residual && i == 0) y = residual + y * p.factor;
     store_result(p, m.out + (u64)at * m.out_stride + row, y);
 }

@@ -56,12 +56,12 @@ struct Matmul {
     float norm_eps;
     u32 slices; // split-K
     u32 chunk_bytes; // of the weights' layout
-    u32 slot_bytes; // what a slot of the persistent kernel holds
+    u32 persistent_slot_bytes; // what a slot of the persistent kernel holds
     float factor; // multiplies the result before the residual is added
     u32 blocks; // of the persistent kernel: those that take tiles
-    u32 is_activated; // whether a single matrix's result is stored as `act` and `half_out` say
+    u32 has_act_epilogue; // whether a single matrix's result is stored as `act` and `half_out` say
     u32 peers; // other devices that the results are also stored on
-    const u64 *distances; // [peers]: bytes from a value on this device to the same one there
+    const u64 *peer_offsets; // [peers]: bytes from a value on this device to the same one there
 };
 static_assert(sizeof(Matmul) == 344);
 static_assert(OFFSET(Matmul, matrices) == 0);
@@ -89,12 +89,12 @@ static_assert(OFFSET(Matmul, cols) == 300);
 static_assert(OFFSET(Matmul, norm_eps) == 304);
 static_assert(OFFSET(Matmul, slices) == 308);
 static_assert(OFFSET(Matmul, chunk_bytes) == 312);
-static_assert(OFFSET(Matmul, slot_bytes) == 316);
+static_assert(OFFSET(Matmul, persistent_slot_bytes) == 316);
 static_assert(OFFSET(Matmul, factor) == 320);
 static_assert(OFFSET(Matmul, blocks) == 324);
-static_assert(OFFSET(Matmul, is_activated) == 328);
+static_assert(OFFSET(Matmul, has_act_epilogue) == 328);
 static_assert(OFFSET(Matmul, peers) == 332);
-static_assert(OFFSET(Matmul, distances) == 336);
+static_assert(OFFSET(Matmul, peer_offsets) == 336);
 
 // A matmul of many rows, grouped by expert where there are experts.
 struct Gemm {
@@ -612,10 +612,10 @@ static_assert(OFFSET(Cutoff, out_stride) == 20);
 static_assert(OFFSET(Cutoff, width) == 24);
 static_assert(OFFSET(Cutoff, deviations) == 28);
 
-// Weights of a row's experts, times the numbers of these experts.
+// Weights of a row's experts, times the scales of these experts.
 struct ScaleExperts {
     const float *route;
-    const float *numbers;
+    const float *scales;
     float *out;
     u32 stride;
     u32 out_stride;
@@ -624,7 +624,7 @@ struct ScaleExperts {
 };
 static_assert(sizeof(ScaleExperts) == 40);
 static_assert(OFFSET(ScaleExperts, route) == 0);
-static_assert(OFFSET(ScaleExperts, numbers) == 8);
+static_assert(OFFSET(ScaleExperts, scales) == 8);
 static_assert(OFFSET(ScaleExperts, out) == 16);
 static_assert(OFFSET(ScaleExperts, stride) == 24);
 static_assert(OFFSET(ScaleExperts, out_stride) == 28);
@@ -866,7 +866,7 @@ static_assert(OFFSET(HyperWeights, eps) == 52);
 // The weights of experts that are chosen already.
 struct RouteChosen {
     Route route; // without a bias
-    const float *chosen; // [rows, chosen_stride]: numbers of experts
+    const float *chosen; // [rows, chosen_stride]: ids of experts
     u32 chosen_stride;
     u32 padding;
 };
@@ -961,7 +961,7 @@ static_assert(OFFSET(ScoreEntries, padding) == 76);
 struct SelectEntries {
     const float *scores; // [rows from `first_row` on, score_stride]
     const u32 *metadata;
-    float *out; // [rows, out_stride]: numbers, ascending, then -1
+    float *out; // [rows, out_stride]: indices, ascending, then -1
     u32 score_stride;
     u32 out_stride;
     u32 first_row;
@@ -983,10 +983,10 @@ static_assert(OFFSET(SelectEntries, padding) == 44);
 // Attention to selected tokens, or to the tokens of a window and to blocks of tokens.
 struct AttendEntries {
     Attention attention;
-    const float *selected; // [rows, selected_stride]: numbers of entries, or none: all
+    const float *selected; // [rows, selected_stride]: indices of entries, or none: all
     const KvElement *blocks; // of all pages, key and value of each block; or none
     u32 selected_stride;
-    u32 top_k; // numbers of a row, at most
+    u32 top_k; // indices of a row, at most
     u32 block_ratio; // tokens of a block
     u32 block_page_table;
 };
@@ -1015,7 +1015,8 @@ static_assert(OFFSET(OwnColumns, padding) == 20);
 // An all-gather, or without values a barrier, of the devices of a tensor-parallel group.
 struct AllGather {
     OwnColumns values[MATRICES];
-    const u64 *distances; // [peers]: bytes from a value on this device to the same one on each other device
+    // [peers]: bytes from a value on this device to the same one on each other device
+    const u64 *peer_offsets;
     u64 arrivals[MAX_PEERS]; // on each other device: the barriers that this one has reached
     const u32 *reached; // [peers]: the barriers that each other device has reached
     u32 *expected; // [peers]: how many it has to have reached
@@ -1027,7 +1028,7 @@ struct AllGather {
 };
 static_assert(sizeof(AllGather) == 200);
 static_assert(OFFSET(AllGather, values) == 0);
-static_assert(OFFSET(AllGather, distances) == 96);
+static_assert(OFFSET(AllGather, peer_offsets) == 96);
 static_assert(OFFSET(AllGather, arrivals) == 104);
 static_assert(OFFSET(AllGather, reached) == 160);
 static_assert(OFFSET(AllGather, expected) == 168);

@@ -353,7 +353,7 @@ template <int LAYOUT, int TILES> DEVICE u32 matmul(u32 stage, u32 taken, const P
                 while (current.residual == SENTINEL) current.residual = load_relaxed(p.residual + current.row);
                 // The same arithmetic as `epilogue` in matmul.cuh.
                 float y = total * power_of_two(current.exponent) + current.bias;
-                if (EXPERTS && p.is_activated) {
+                if (EXPERTS && p.has_act_epilogue) {
                     const Matrix &m = p.matrices[0];
                     if (current.row < m.rows) store_activated(p, m, current.row, 0, activate(p.act, y));
                 } else if (current.out) {

@@ -186,7 +186,7 @@ DEVICE void produce_weights(const Stage &stage, u32 lane, u32 &full) {
         if (can_fill) {
             const Matrix &m = p.matrices[is_gated ? matrix_index : matrix_of(p, tile)];
             u64 first = ((u64)(tile - m.first_tile) * p.chunks + share.first) * p.chunk_bytes;
-            u32 size = min(p.slot_bytes, len - done);
+            u32 size = min(p.persistent_slot_bytes, len - done);
             fill(shared, lane, full++, (const u8 *)m.packed + first + done, size);
             matrix_index ^= is_gated;
             if (matrix_index == 0) done += size;
@@ -257,7 +257,7 @@ DEVICE void produce_expert_weights(const Stage &stage, u32 lane, u32 &full) {
                 line = ((is_gated ? low : high) * p.chunks + share.first) * (p.chunk_bytes / 32);
                 left = (share.end - share.first) * p.chunk_bytes;
             }
-            u32 size = min(p.slot_bytes, left);
+            u32 size = min(p.persistent_slot_bytes, left);
             u8 *spare = CACHES_EXPERTS ? shared.spares[matrix_index][place] : 0;
             u8 *stored = spare ? spare + (u64)line * 32 : 0;
             fill(shared, lane, full++, shared.experts[matrix_index][place] + (u64)line * 32, size, stored);

@@ -259,7 +259,7 @@ DEVICE void delta_rule_row(u32 stage) {
             // One load at a time while the convolution is not done.
             if (column.exists) poll(p.qkv + column.value_at);
             do loaded.load(p, p.qkv, p.decay, p.beta, head, load_once);
-            while (loaded.has([](float x) { return is_missing(x); }));
+            while (loaded.any([](float x) { return is_missing(x); }));
             loaded.prepare(p, head, token);
         }
         float v = column.exists ? poll(p.qkv + column.value_at) : 0.0f;

@@ -305,7 +305,7 @@ KERNEL scale_experts(const __grid_constant__ ScaleExperts p) {
     float *out = p.out + (u64)blockIdx.x * p.out_stride;
     for (u32 k = threadIdx.x; k < p.experts_used; k += blockDim.x) {
         float expert = route[p.experts_used + k];
-        out[k] = route[k] * p.numbers[(u32)expert];
+        out[k] = route[k] * p.scales[(u32)expert];
         out[p.experts_used + k] = expert;
     }
 }

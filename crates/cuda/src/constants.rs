@@ -195,7 +195,7 @@ pub(crate) const MAX_SLICES: usize = PERSISTENT_WARPS;
 /// Teams of a block's warps in the persistent kernel's attention.
 pub(crate) const ATTENTION_TEAMS: usize = PERSISTENT_WARPS / SPLIT_TILES;
 /// Shared memory that a block may ask for on every supported device.
-pub(crate) const MIN_SHARED_BYTES: usize = 160 << 10;
+pub(crate) const GUARANTEED_SHARED_BYTES: usize = 160 << 10;
 /// Rows of input up to which matmuls read every weight once; experts' once for each row.
 pub(crate) const GEMV_ROWS: usize = 16;
 /// Rows of input up to which such a matmul is faster than `gemm_wgmma`.

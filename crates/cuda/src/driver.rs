@@ -17,7 +17,7 @@ use bytemuck::Pod;
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use crate::constants::MIN_SHARED_BYTES;
+use crate::constants::GUARANTEED_SHARED_BYTES;
 
 pub(crate) use events::{Event, Mark};
 pub(crate) use graph::Graph;
@@ -135,10 +135,10 @@ impl Device {
             return Err(Error::Config(text));
         }
         let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
-        if shared < MIN_SHARED_BYTES {
+        if shared < GUARANTEED_SHARED_BYTES {
             let text = format!(
-                "cuda: expected {MIN_SHARED_BYTES} bytes of shared memory a block (A100, H100 or \
-                 later of that class), found {shared} ({name})"
+                "cuda: expected {GUARANTEED_SHARED_BYTES} bytes of shared memory a block (A100, \
+                 H100 or later of that class), found {shared} ({name})"
             );
             return Err(Error::Config(text));
         }
@@ -410,19 +410,20 @@ impl Module {
         Ok(Module { device: Arc::clone(device), module, uses_pdl })
     }
 
-    /// A kernel by its name, which may use so much shared memory beyond its own.
-    pub(crate) fn kernel(&self, name: &str, shared_bytes: usize) -> Result<Kernel> {
+    /// A kernel by its name. Above 48 KiB, raises its limit of dynamic shared memory to this many
+    /// bytes; 0 leaves the limit.
+    pub(crate) fn kernel(&self, name: &str, max_shared_bytes: usize) -> Result<Kernel> {
         let c_name = CString::new(name).expect("a kernel's name has no zero");
         // SAFETY: the module is loaded.
         let function = unsafe { result::module::get_function(self.module, c_name) }
             .map_err(failed(&format!("no kernel {name}")))?;
-        if shared_bytes > 48 << 10 {
+        if max_shared_bytes > 48 << 10 {
             let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is one of the module.
             unsafe {
-                result::function::set_function_attribute(function, most, shared_bytes as c_int)
+                result::function::set_function_attribute(function, most, max_shared_bytes as c_int)
             }
-            .map_err(failed(&format!("{name} needs {shared_bytes} bytes of shared memory")))?;
+            .map_err(failed(&format!("{name} needs {max_shared_bytes} bytes of shared memory")))?;
         }
         Ok(Kernel { function, uses_pdl: self.uses_pdl, is_cooperative: false })
     }

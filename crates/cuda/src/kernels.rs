@@ -9,7 +9,7 @@ use std::thread;
 use bodkin_backend::Result;
 use flate2::read::GzDecoder;
 
-use crate::constants::{MAX_MMA_DIM, MIN_SHARED_BYTES, PREFILL_POSITIONS, WIDTHS};
+use crate::constants::{GUARANTEED_SHARED_BYTES, MAX_MMA_DIM, PREFILL_POSITIONS, WIDTHS};
 use crate::driver::{Device, Kernel, Module};
 use crate::kv_layout::KvLayout;
 use crate::packed::{MmaLayout, PackedLayout};
@@ -59,7 +59,7 @@ modules! {
 
 /// The widest heads that each prefill attention kernel takes.
 pub(crate) const PREFILL_DIMS: [usize; 3] = [64, 128, 256];
-const _: () = assert!(prefill_bytes(PREFILL_DIMS[2]) <= MIN_SHARED_BYTES);
+const _: () = assert!(prefill_bytes(PREFILL_DIMS[2]) <= GUARANTEED_SHARED_BYTES);
 
 /// The kernels of one packed layout.
 #[derive(Clone, Copy)]
@@ -80,8 +80,9 @@ impl LayoutKernels {
         let both = |module: &Module, name: &str, bytes: usize| -> Result<[Kernel; 2]> {
             Ok([module.kernel(name, bytes)?, module.kernel(&format!("{name}_gated"), bytes)?])
         };
-        let gemvs =
-            |rows: usize| both(gemv_mma, &format!("gemv_mma_{name}_{rows}"), MIN_SHARED_BYTES);
+        let gemvs = |rows: usize| {
+            both(gemv_mma, &format!("gemv_mma_{name}_{rows}"), GUARANTEED_SHARED_BYTES)
+        };
         let gemms = |width: usize| {
             both(gemm_wgmma, &format!("gemm_wgmma_{name}_{width}"), wgmma_bytes(layout, width))
         };
@@ -102,74 +103,77 @@ impl LayoutKernels {
 
 /// The attention kernels of one KV layout.
 #[derive(Clone, Copy)]
-pub(crate) struct Attention {
-    /// For one, and for up to four query heads of a key head; for any rows, and for rows that are
-    /// alone in their sequences.
-    pub(crate) attention: [[Kernel; 2]; 2],
+pub(crate) struct AttentionKernels {
+    /// Without tensor cores, for blocks of one and of four query heads of a key head: for any rows,
+    /// and for steps of one row a sequence, whose rotation and KV write it does, too.
+    pub(crate) decode: [[Kernel; 2]; 2],
     pub(crate) store: Kernel,
-    /// To entries that are not consecutive, for one and for up to four query heads.
+    /// Sparse attention: to entries that an indexer selected, or to a window and to compressed
+    /// blocks of tokens; for blocks of one and of four query heads.
     pub(crate) attend_entries: [Kernel; 2],
     pub(crate) store_entries: Kernel,
 }
 
-impl Attention {
-    fn of(module: &Module) -> Result<Attention> {
-        let kernels = |name: &str| with_fused(module, name);
-        let attention = [kernels("attention_1")?, kernels("attention_4")?];
+impl AttentionKernels {
+    fn of(module: &Module) -> Result<AttentionKernels> {
+        let kernels = |name: &str| with_fused_kv_write(module, name);
+        let decode = [kernels("attention_1")?, kernels("attention_4")?];
         let entries = |heads: usize| -> Result<Kernel> {
             module.kernel(&format!("attend_entries_{heads}"), ATTENTION_BYTES)
         };
         let attend_entries = [entries(1)?, entries(4)?];
         let store = module.kernel("store_kv", 0)?;
         let store_entries = module.kernel("store_entries", 0)?;
-        Ok(Attention { attention, store, attend_entries, store_entries })
+        Ok(AttentionKernels { decode, store, attend_entries, store_entries })
     }
 }
 
-/// A kernel of decode attention, and the one for rows that are alone in their sequences.
-fn with_fused(module: &Module, name: &str) -> Result<[Kernel; 2]> {
+/// A kernel of decode attention, and the one for steps of one row a sequence, which also rotates
+/// queries and keys and writes the KV cache.
+fn with_fused_kv_write(module: &Module, name: &str) -> Result<[Kernel; 2]> {
     let kernel = |name: &str| module.kernel(name, ATTENTION_BYTES);
     Ok([kernel(name)?, kernel(&format!("{name}_fused"))?])
 }
 
-/// Columns of the heads that decode attention on tensor cores has a kernel for, at most.
+/// The largest head dimension of each kernel of decode attention on tensor cores.
 pub(crate) const DECODE_DIMS: [usize; 3] = [128, 256, MAX_MMA_DIM];
 
-/// Decode attention of heads of up to each of [`DECODE_DIMS`]: for any rows, and for rows that are
-/// alone in their sequences.
+/// Decode attention of heads of up to each of [`DECODE_DIMS`]: for any rows, and for steps of one
+/// row a sequence.
 type DecodeAttention = Vec<[Kernel; 2]>;
 
 fn decode_attention(module: &Module) -> Result<DecodeAttention> {
-    let kernels = |dim| with_fused(module, &format!("decode_attention_mma_{dim}"));
+    let kernels = |dim| with_fused_kv_write(module, &format!("decode_attention_mma_{dim}"));
     DECODE_DIMS.into_iter().map(kernels).collect()
 }
 
-/// Scans with up to 128 and 256 state elements a row, and with decays by channel.
+/// Selective scans with up to 128 and 256 state elements a row, and with decays by channel (Mamba
+/// 1) and up to 256.
 pub(crate) struct Scans {
-    pub(crate) of_128: Kernel,
-    pub(crate) of_256: Kernel,
+    pub(crate) up_to_128: Kernel,
+    pub(crate) up_to_256: Kernel,
     pub(crate) by_channel: Kernel,
     /// Of one token of each sequence.
-    pub(crate) decode_of_128: Kernel,
-    pub(crate) decode_of_256: Kernel,
+    pub(crate) decode_up_to_128: Kernel,
+    pub(crate) decode_up_to_256: Kernel,
 }
 
 impl Scans {
     fn load(module: &Module) -> Result<Scans> {
         Ok(Scans {
-            of_128: module.kernel("scan_128", 0)?,
-            of_256: module.kernel("scan_256", 0)?,
+            up_to_128: module.kernel("scan_128", 0)?,
+            up_to_256: module.kernel("scan_256", 0)?,
             by_channel: module.kernel("scan_by_channel", 0)?,
-            decode_of_128: module.kernel("scan_128_decode", 0)?,
-            decode_of_256: module.kernel("scan_256_decode", 0)?,
+            decode_up_to_128: module.kernel("scan_128_decode", 0)?,
+            decode_up_to_256: module.kernel("scan_256_decode", 0)?,
         })
     }
 }
 
 /// Delta rules with heads of up to 128 and 256, each also with decays by channel.
 pub(crate) struct DeltaRules {
-    pub(crate) of_128: [Kernel; 2],
-    pub(crate) of_256: [Kernel; 2],
+    pub(crate) up_to_128: [Kernel; 2],
+    pub(crate) up_to_256: [Kernel; 2],
 }
 
 impl DeltaRules {
@@ -178,11 +182,11 @@ impl DeltaRules {
             let by_channel = format!("{name}_by_channel");
             Ok([module.kernel(name, 0)?, module.kernel(&by_channel, 0)?])
         };
-        Ok(DeltaRules { of_128: both("delta_rule_128")?, of_256: both("delta_rule_256")? })
+        Ok(DeltaRules { up_to_128: both("delta_rule_128")?, up_to_256: both("delta_rule_256")? })
     }
 }
 
-/// Prefill attention of halves and of bytes, of each of [`PREFILL_DIMS`].
+/// Prefill attention for KV caches in f16 and in bytes, of each of [`PREFILL_DIMS`].
 struct PrefillAttention {
     mma: [Vec<Kernel>; 2],
     /// On Hopper.
@@ -220,7 +224,8 @@ pub(crate) struct Kernels {
     /// Of each of [`MmaLayout::ALL`].
     layouts: Vec<LayoutKernels>,
     embed_f32: Kernel,
-    /// Matmuls with f32 weights, for few rows and for many.
+    /// Matmuls with f32 weights, for any number of input rows: a block takes one weight row, or
+    /// with more than [`GEMV_ROWS`](crate::constants::GEMV_ROWS) input rows four.
     pub(crate) gemv_f32: [Kernel; 2],
     pub(crate) rope_angles: Kernel,
     pub(crate) norm_rows: Kernel,
@@ -228,7 +233,8 @@ pub(crate) struct Kernels {
     /// [`SHORT_LAYER_NORM`](crate::constants::SHORT_LAYER_NORM) elements.
     pub(crate) layer_norm_rows: Kernel,
     pub(crate) convert_input: Kernel,
-    /// Adds the sums of slices that blocks of `gemm_wgmma` share; plain and gated.
+    /// The split-K reduction of `gemm_wgmma`: adds partial sums and runs the epilogue; plain and
+    /// gated.
     pub(crate) add_slices: [Kernel; 2],
     /// Swizzles the input of `gemm_wgmma`.
     pub(crate) swizzle_input: Kernel,
@@ -239,8 +245,11 @@ pub(crate) struct Kernels {
     pub(crate) slice_concat: Kernel,
     pub(crate) pool: Kernel,
     pub(crate) route: Kernel,
+    /// The weights of experts that an earlier operation chose.
     pub(crate) route_chosen: Kernel,
+    /// Gives a row the L2 norm of another one.
     pub(crate) rescale: Kernel,
+    /// `max(x - (mean + deviations * standard deviation), 0)`: statistical top-k sparsity.
     pub(crate) cutoff: Kernel,
     pub(crate) scale_experts: Kernel,
     pub(crate) expert_sum: Kernel,
@@ -249,18 +258,21 @@ pub(crate) struct Kernels {
     pub(crate) conv: Kernel,
     pub(crate) scans: Scans,
     pub(crate) delta_rules: DeltaRules,
+    /// Measures memory bandwidth.
     pub(crate) read_all: Kernel,
     pub(crate) all_gather: Kernel,
     pub(crate) update_expert_cache: Kernel,
+    /// Weighted sums of the streams of hyper-connections.
     pub(crate) mix: Kernel,
     pub(crate) hyper_weights: Kernel,
+    /// Pools blocks of tokens to one row each, for sparse attention.
     pub(crate) compress: Kernel,
     pub(crate) score_entries: Kernel,
     pub(crate) select_entries: Kernel,
-    attention_f16: Attention,
-    attention_f32: Attention,
-    attention_q8: Attention,
-    /// Decode attention on tensor cores, of halves and of bytes.
+    attention_f16: AttentionKernels,
+    attention_f32: AttentionKernels,
+    attention_q8: AttentionKernels,
+    /// Decode attention on tensor cores, for KV caches in f16 and in bytes.
     decode_attention: [DecodeAttention; 2],
     prefill_attention: PrefillAttention,
     /// The persistent kernel, of each of [`VARIANTS`], on devices that have it.
@@ -320,15 +332,16 @@ impl Kernels {
             delta_rules: DeltaRules::load(recurrent)?,
             read_all: recurrent.kernel("read_all", 0)?,
             all_gather: modules.all_gather.kernel("all_gather", 0)?,
-            update_expert_cache: expert_cache.kernel("update_expert_cache", MIN_SHARED_BYTES)?,
+            update_expert_cache: expert_cache
+                .kernel("update_expert_cache", GUARANTEED_SHARED_BYTES)?,
             mix: hyper.kernel("mix", 0)?,
             hyper_weights: hyper.kernel("hyper_weights", 0)?,
             compress: select.kernel("compress", 0)?,
             score_entries: select.kernel("score_entries", 0)?,
             select_entries: select.kernel("select_entries", 0)?,
-            attention_f16: Attention::of(&modules.attention)?,
-            attention_f32: Attention::of(&modules.attention_f32)?,
-            attention_q8: Attention::of(&modules.attention_q8)?,
+            attention_f16: AttentionKernels::of(&modules.attention)?,
+            attention_f32: AttentionKernels::of(&modules.attention_f32)?,
+            attention_q8: AttentionKernels::of(&modules.attention_q8)?,
             decode_attention: [
                 decode_attention(decode_attention_mma)?,
                 decode_attention(decode_attention_mma_q8)?,
@@ -352,7 +365,7 @@ impl Kernels {
     }
 
     /// The attention kernels of a KV layout.
-    pub(crate) fn attention(&self, kv: KvLayout) -> &Attention {
+    pub(crate) fn attention(&self, kv: KvLayout) -> &AttentionKernels {
         match kv {
             KvLayout::F16 => &self.attention_f16,
             KvLayout::F32 => &self.attention_f32,
@@ -360,14 +373,15 @@ impl Kernels {
         }
     }
 
-    /// The decode attention kernels on tensor cores of a KV layout that has them.
+    /// The decode attention kernels on tensor cores of a KV layout that has them, which f32 does
+    /// not.
     pub(crate) fn decode_attention(&self, kv: KvLayout) -> &DecodeAttention {
         &self.decode_attention[usize::from(kv == KvLayout::Q8)]
     }
 
-    /// The prefill attention kernels of such a KV layout, for rows that attend to `positions` at
-    /// most, and whether they use `wgmma`, whose blocks would be mostly empty in short prompts.
-    /// Of so few positions both kernels give the same bits.
+    /// The prefill attention kernels of such a KV layout, and whether they use `wgmma`. `positions`
+    /// bounds the length of the contexts: up to [`PREFILL_POSITIONS`], one tile of the `mma`
+    /// kernel, a tile for `wgmma` would be mostly empty, and both give the same bits.
     pub(crate) fn prefill_attention(&self, kv: KvLayout, positions: usize) -> (&[Kernel], bool) {
         let PrefillAttention { mma, wgmma } = &self.prefill_attention;
         let wgmma = wgmma.as_ref().filter(|_| positions > PREFILL_POSITIONS);

@@ -294,7 +294,7 @@ impl Backend for Cuda {
     }
 
     /// Of all devices together: they read their shares at the same time.
-    fn bandwidth(&self) -> Result<f64> {
+    fn measure_bandwidth(&self) -> Result<f64> {
         let speeds = self.devices.iter().map(|(device, kernels)| {
             // A device that has two shares reads them one after the other.
             Ok(measure_bandwidth(device, kernels)? / self.count(device) as f64)
@@ -302,8 +302,8 @@ impl Backend for Cuda {
         speeds.sum()
     }
 
-    /// Of all devices together, as [`Cuda::bandwidth`] is.
-    fn host_bandwidth(&self) -> Result<Option<f64>> {
+    /// Of all devices together, as [`Cuda::measure_bandwidth`] is.
+    fn measure_host_bandwidth(&self) -> Result<Option<f64>> {
         let speeds = self.devices.iter().map(|(device, kernels)| {
             Ok(measure_host_bandwidth(device, kernels)? / self.count(device) as f64)
         });
@@ -328,7 +328,7 @@ impl Backend for Cuda {
             state_bytes: devices * sizes.state(),
             scratch_bytes: devices * sizes.scratch(),
             cached_expert_bytes: devices * weights.slots as u64,
-            host_bytes: devices * weights.host as u64,
+            host_expert_bytes: devices * weights.host as u64,
             expert_slots: slots,
         }
     }

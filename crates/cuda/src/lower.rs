@@ -32,7 +32,7 @@ pub(crate) use matrices::{matrix_of, shapes};
 pub(crate) use program::{Fusion, MatmulFusion, Program};
 pub(crate) use shard::sharded;
 pub(crate) use stage::{
-    Attend, Content, Conv, DeltaRuleStage, Epilogue, Function, Gate, Gather, Halves, SliceConcat,
+    Attend, Content, Conv, DeltaRuleStage, Epilogue, F16Rows, Function, Gate, Gather, SliceConcat,
 };
 pub(crate) use stage::{
     AttendEntries, CompressStage, HyperWeights, Mix, RouteChosen, SelectStage, Sparse,

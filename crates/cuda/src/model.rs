@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use bodkin_backend as backend;
 use bodkin_backend::{
-    Batch, Error, HostSampler, Limits, Model, ModelStats, Observer, Progress, Result, RowOutput,
-    Sink, StateBlock, Transfer,
+    Batch, Error, HostSampler, Limits, Model, ModelStats, Observer, OutputRequest, Progress,
+    Result, Sink, StateBlock, Transfer,
 };
 use bodkin_gguf::File;
 use bodkin_model::Plan;
@@ -217,7 +217,7 @@ impl CudaModel {
     pub(crate) fn send_metadata(
         &mut self,
         batch: &Batch,
-        rows: &[RowOutput<'_>],
+        rows: &[OutputRequest<'_>],
         steps: usize,
     ) -> Result<()> {
         step_metadata::write(batch, rows, steps, &mut self.metadata);

@@ -26,7 +26,7 @@ pub(crate) fn show_inputs(
     observer: &mut dyn Observer,
 ) -> Result<()> {
     let Work::Matmul(matmul) = &stage.work else { return Ok(()) };
-    let outputs = matmul.is_outputs.then_some(&batch.outputs[..]);
+    let outputs = matmul.gathers_outputs.then_some(&batch.outputs[..]);
     let seen = Seen { input: matmul.input, outputs, experts: matmul.experts };
     let mut weights: Vec<_> = matmul.operands.iter().map(|operand| operand.weight).collect();
     weights.sort_by_key(|id| id.0);
@@ -70,7 +70,7 @@ fn show(
                         routes[row * 2 * experts.used + experts.used + i] as usize
                     };
                     let expert = routes.as_ref().map_or(i, chosen);
-                    let values = part(row, if experts.is_shared { 0 } else { i });
+                    let values = part(row, if experts.shares_input { 0 } else { i });
                     rows.push(InputRow { expert, values });
                 }
             }
@@ -93,7 +93,7 @@ fn read(step: &Step<'_>, value: Value) -> Result<Vec<f32>> {
             let values: Vec<f32> = copy(step.device, address, (rows - 1) * stride + width)?;
             Ok(values.chunks(stride).flat_map(|row| &row[..width]).copied().collect())
         }
-        Content::Halves(halves) => {
+        Content::F16(halves) => {
             let stride = halves.stride();
             let len = step.size.tokens * halves.parts * stride;
             let elements: Vec<u16> = copy(step.device, address, len)?;

@@ -125,17 +125,17 @@ parameters! {
         /// of the weights' layout
         chunk_bytes: u32,
         /// what a slot of the persistent kernel holds
-        slot_bytes: u32,
+        persistent_slot_bytes: u32,
         /// multiplies the result before the residual is added
         factor: f32,
         /// of the persistent kernel: those that take tiles
         blocks: u32,
         /// whether a single matrix's result is stored as `act` and `half_out` say
-        is_activated: u32,
+        has_act_epilogue: u32,
         /// other devices that the results are also stored on
         peers: u32,
         /// [peers]: bytes from a value on this device to the same one there
-        distances: (const u64 *),
+        peer_offsets: (const u64 *),
     }
 
     /// A matmul of many rows, grouped by expert where there are experts.
@@ -406,9 +406,9 @@ parameters! {
         deviations: f32,
     }
 
-    /// Weights of a row's experts, times the numbers of these experts.
+    /// Weights of a row's experts, times the scales of these experts.
     struct ScaleExperts: 40 {
-        route: (const float *), numbers: (const float *), out: (float *), stride: u32,
+        route: (const float *), scales: (const float *), out: (float *), stride: u32,
         out_stride: u32, experts_used: u32, padding: u32,
     }
 

@@ -128,7 +128,7 @@ impl Persistent {
         let is_wide = rows >= MIN_LAST_ROWS && head.epilogue == Epilogue::None;
         let can_follow =
             |stage: &Stage| matches!(stage.work, Work::Elementwise { .. } | Work::Gather(_));
-        let are_last = head.is_outputs && stages[last + 1..].iter().all(can_follow);
+        let are_last = head.gathers_outputs && stages[last + 1..].iter().all(can_follow);
         let is_awaitable = stages[..start].iter().all(|stage| is_awaitable(plan, &stage.work));
         let persistent = Persistent {
             stages: start..last + 1,
@@ -192,7 +192,7 @@ fn is_awaitable(plan: &Plan, work: &Work) -> bool {
 /// and would be late, where the input exists before they are chosen.
 pub(crate) fn blocks_with_tiles(experts: &Experts, fusion: Fusion, blocks: usize) -> usize {
     let is_summed = matches!(fusion, Fusion::Runs(MatmulFusion::Sum { .. }));
-    blocks - usize::from(experts.route.is_some() && experts.is_shared && !is_summed)
+    blocks - usize::from(experts.route.is_some() && experts.shares_input && !is_summed)
 }
 
 /// Whether this is an all-gather that stores what the matmul does not.
@@ -266,7 +266,7 @@ impl Variant {
         fusion: MatmulFusion,
     ) -> Option<usize> {
         let rows = if matches!(fusion, MatmulFusion::Norm(_)) { 3 } else { 2 };
-        let is_plain = !matmul.is_outputs
+        let is_plain = !matmul.gathers_outputs
             && matmul.norm.is_none()
             && matmul.experts.is_none()
             && matches!(matmul.epilogue, Epilogue::None | Epilogue::Act { .. })
@@ -284,15 +284,15 @@ impl Variant {
         fusion: MatmulFusion,
     ) -> Option<usize> {
         let experts = matmul.experts?;
-        let is_half = |out: Value| matches!(program.values[out.0].content, Content::Halves(_));
+        let is_half = |out: Value| matches!(program.values[out.0].content, Content::F16(_));
         let inputs = match (matmul.epilogue, fusion) {
-            (Epilogue::Gate { out, .. }, _) => (experts.is_shared && is_half(out)).then_some(1),
+            (Epilogue::Gate { out, .. }, _) => (experts.shares_input && is_half(out)).then_some(1),
             (_, MatmulFusion::Sum { .. }) => {
-                (!experts.is_shared || experts.used == 1).then_some(experts.used)
+                (!experts.shares_input || experts.used == 1).then_some(experts.used)
             }
             // Parts that have matrices of their own.
             _ if experts.route.is_none() => Some(experts.used),
-            _ => (experts.is_shared && matmul.operands.len() == 1).then_some(1),
+            _ => (experts.shares_input && matmul.operands.len() == 1).then_some(1),
         };
         let can = self.has_experts && experts.used <= MAX_CHOSEN;
         let cols = weight.cols.next_multiple_of(CHUNK_COLS);
@@ -447,7 +447,7 @@ mod tests {
         let fits = |blocks, plan: &Plan| persistent.fits(blocks, plan, &program);
         assert!(fits(blocks, &plan));
         assert!(!fits(1, &plan), "another block has to choose");
-        let up = Experts { route: Some(program.output), is_shared: true, ..experts };
+        let up = Experts { route: Some(program.output), shares_input: true, ..experts };
         let runs = |fusion| blocks_with_tiles(&up, Fusion::Runs(fusion), blocks);
         assert_eq!(runs(MatmulFusion::None), blocks - 1, "that which chose them would be late");
         let sum = MatmulFusion::Sum { added: None, out: program.output };

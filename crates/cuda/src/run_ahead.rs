@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use bodkin_backend as backend;
-use bodkin_backend::{Batch, Result, RowOutput, SamplingParams, Sink, StepOutput};
+use bodkin_backend::{Batch, OutputRequest, Result, SamplingParams, Sink, StepOutput};
 
 use crate::constants::NO_TOKEN;
 use crate::driver::Event;
@@ -21,9 +21,9 @@ impl CudaModel {
         step.observer.is_none()
             && !self.is_profiled()
             // The kernels write a row's token to the metadata of the span of the same index.
-            && step.rows.len() <= step.batch.spans.len()
-            && step.rows.iter().any(|row| matches!(row, RowOutput::Token(_)))
-            && token_rows(step.rows).all(|(_, params)| can_sample(params))
+            && step.requests.len() <= step.batch.spans.len()
+            && step.requests.iter().any(|row| matches!(row, OutputRequest::Token(_)))
+            && token_rows(step.requests).all(|(_, params)| can_sample(params))
     }
 
     /// Runs a step that the devices of a model can sample, see [`backend::Model::step`]. All sample
@@ -35,7 +35,7 @@ impl CudaModel {
         launch: LaunchStep<'_>,
     ) -> Result<()> {
         parts[0].host.check(&step)?;
-        let backend::Step { batch, rows, steps, .. } = step;
+        let backend::Step { batch, requests: rows, steps, .. } = step;
         let begin = |part: &mut CudaModel| {
             part.device.make_current()?;
             part.send_inputs(batch)?;
@@ -60,7 +60,7 @@ impl CudaModel {
     /// Launches steps, and passes the results of each on while the next one runs.
     fn launch_and_sink(
         parts: &mut [CudaModel],
-        (batch, rows, steps): (&Batch, &[RowOutput<'_>], usize),
+        (batch, rows, steps): (&Batch, &[OutputRequest<'_>], usize),
         sink: Sink<'_>,
         launch: LaunchStep<'_>,
     ) -> Result<()> {
@@ -105,11 +105,11 @@ impl CudaModel {
     }
 
     /// Copies the logits of the rows that ask for them to the host, one after the other.
-    fn receive_rows(&mut self, batch: &Batch, rows: &[RowOutput<'_>]) -> Result<()> {
+    fn receive_rows(&mut self, batch: &Batch, rows: &[OutputRequest<'_>]) -> Result<()> {
         let from = self.output_address(batch);
         let width = self.plan.output_width();
         let received = self.logits_staging.slice_mut().chunks_exact_mut(width);
-        let asked = rows.iter().enumerate().filter(|(_, row)| matches!(row, RowOutput::Logits));
+        let asked = rows.iter().enumerate().filter(|(_, row)| matches!(row, OutputRequest::Logits));
         for ((row, _), received) in asked.zip(received) {
             // SAFETY: the output has a row of logits for each output row, and the caller waits.
             unsafe { self.device.copy_to_host(received, from + 4 * (row * width) as u64) }?;
@@ -119,9 +119,9 @@ impl CudaModel {
 }
 
 /// The index and parameters of each row that asks for a token.
-fn token_rows<'a>(rows: &[RowOutput<'a>]) -> impl Iterator<Item = (usize, &'a SamplingParams)> {
+fn token_rows<'a>(rows: &[OutputRequest<'a>]) -> impl Iterator<Item = (usize, &'a SamplingParams)> {
     rows.iter().enumerate().filter_map(|(i, row)| match row {
-        RowOutput::Token(params) => Some((i, *params)),
-        RowOutput::Logits => None,
+        OutputRequest::Token(params) => Some((i, *params)),
+        OutputRequest::Logits => None,
     })
 }

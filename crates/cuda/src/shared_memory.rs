@@ -4,7 +4,7 @@ use bodkin_model::{Attention, Indexer, KvSlot, Plan, Routing};
 
 use crate::constants::{BLOCK_HEADS, CHUNK_COLS, COMBINED_AT_ONCE, COMBINED_PER_THREAD};
 use crate::constants::{
-    GEMM_TILES, GEMV_ROWS, GEMV_WARPS, KV_SPLIT, MAX_WIDTH, MIN_SHARED_BYTES, MMA_COLUMNS,
+    GEMM_TILES, GEMV_ROWS, GEMV_WARPS, GUARANTEED_SHARED_BYTES, KV_SPLIT, MAX_WIDTH, MMA_COLUMNS,
 };
 use crate::constants::{
     MAX_SPLIT_DIM, MMA_WORKSPACE_BYTES, PARTIAL_EXTRA, PREFILL_ROWS, PREFILL_WGMMA_ROWS, TILE_ROWS,
@@ -124,7 +124,7 @@ pub(crate) fn too_wide(plan: &Plan, kv: KvLayout, stage: &Stage) -> Option<Strin
             let cached = if matmul.experts.is_none() { cols } else { 0 };
             let one = gemv_bytes(layout, matmul.is_gated(), 1, cached);
             let bytes = one.max(gemv_bytes(layout, matmul.is_gated(), GEMV_ROWS, 0));
-            (format!("{cols} columns of {}", weight.name), bytes, MIN_SHARED_BYTES)
+            (format!("{cols} columns of {}", weight.name), bytes, GUARANTEED_SHARED_BYTES)
         }
         Work::Attend(attend) => {
             return attention_too_wide(kv, &attend.attention, &plan.slots[attend.slot]);

@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn few_rows_hardly_choose_an_expert_twice() {
         let of = |count, used| {
-            let experts = Experts { route: None, count, used, is_shared: true };
+            let experts = Experts { route: None, count, used, shares_input: true };
             gemv_rows(true, Some(experts), 1)
         };
         assert_eq!([of(8, 2), of(64, 8), of(128, 6), of(256, 8), of(512, 10)], [3, 3, 4, 6, 8]);

@@ -82,7 +82,7 @@ pub(crate) struct Addresses {
     pub(crate) arrivals: Vec<u64>,
     /// Bytes from this device's values to those of each of them, modulo 2^64: of steps whose values
     /// share memory, and of the persistent kernel.
-    pub(crate) distances: [u64; 2],
+    pub(crate) peer_offsets: [u64; 2],
     /// The barriers that each of them has reached.
     pub(crate) barriers_reached: u64,
     /// The barriers that each of them has to have reached.
@@ -201,9 +201,10 @@ impl Step<'_> {
 
     /// Whether a value is swizzled in this step.
     fn is_swizzled(&self, value: Value) -> bool {
-        let can_swizzle = self.program.values[value.0].can_swizzle && self.kernels.has_wgmma();
+        let may_be_swizzled =
+            self.program.values[value.0].may_be_swizzled && self.kernels.has_wgmma();
         let are_gemms = self.size.tokens > gemv_rows(true, None, self.program.devices);
-        can_swizzle && are_gemms && !self.is_observed
+        may_be_swizzled && are_gemms && !self.is_observed
     }
 
     /// The mark in a value's stride if it is swizzled.

@@ -1,7 +1,7 @@
 //! Step metadata as the kernels read it: one array of words that begins with the offset of each of
 //! its parts. This file must not know the device.
 
-use bodkin_backend::{Batch, RowOutput, SamplingParams};
+use bodkin_backend::{Batch, OutputRequest, SamplingParams};
 
 use crate::constants::SAMPLING_WORDS;
 
@@ -19,7 +19,7 @@ pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize]) -> usize 
 
 /// Replaces `out` by a step's metadata. `rows` are the requests of the output rows in `steps`
 /// steps; empty if the host samples.
-pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &mut Vec<u32>) {
+pub(crate) fn write(batch: &Batch, rows: &[OutputRequest<'_>], steps: usize, out: &mut Vec<u32>) {
     out.clear();
     out.resize(HEADER, 0);
     (out[0], out[1]) = (batch.tokens.len() as u32, batch.spans.len() as u32);
@@ -57,7 +57,7 @@ pub(crate) fn write(batch: &Batch, rows: &[RowOutput<'_>], steps: usize, out: &m
     out.resize(numbers + SAMPLING_WORDS * rows.len(), 0);
     for (row, at) in rows.iter().zip((numbers..).step_by(SAMPLING_WORDS)) {
         // A row that asks for logits is sampled, too, by zeros: greedily. Nobody reads its token.
-        if let RowOutput::Token(params) = row {
+        if let OutputRequest::Token(params) = row {
             write_params(params, steps, at, out);
         }
     }
@@ -121,7 +121,7 @@ mod tests {
             ..SamplingParams::greedy()
         };
         let greedy = SamplingParams::greedy();
-        let rows = [RowOutput::Token(&greedy), RowOutput::Token(&params)];
+        let rows = [OutputRequest::Token(&greedy), OutputRequest::Token(&params)];
         write(&batch, &rows, 2, &mut metadata);
         let part = |i: usize, len: usize| &metadata[metadata[i] as usize..][..len];
         assert_eq!(metadata[..2], [3, 2]);

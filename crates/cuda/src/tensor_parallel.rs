@@ -168,10 +168,10 @@ fn copy_columns(steps: &[Step<'_>], gather: &Gather, rows: usize) -> Result<()> 
             for &(value, weight) in results {
                 let shape = &from.weights[weight.0].shape;
                 let element = from.content(value).element_bytes();
-                let (address, stride) = from.result_place(value, shape, *used);
+                let (address, stride) = from.result_address(value, shape, *used);
                 let columns = Columns {
                     from: address,
-                    to: to.result_place(value, shape, *used).0,
+                    to: to.result_address(value, shape, *used).0,
                     bytes: element * shape.rows,
                     stride: element * stride as usize,
                     rows: rows * used,

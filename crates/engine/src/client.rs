@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-use bodkin_backend::{SamplingParams, can_sample};
+use bodkin_backend::{SamplingParams, are_samplable};
 
 use crate::error::Error;
 use crate::events::{Update, UpdateSink};
 use crate::logprobs::logprobs;
-use crate::request::{Finish, Logprobs, Request, Timings, Usage};
+use crate::request::{FinishReason, Logprobs, Request, Timings, Usage};
 use crate::sampler::Sampler;
 use crate::stats::Status;
 use crate::tokenizer::Tokenizer;
@@ -138,7 +138,7 @@ impl Client {
     /// Reports a token of the prompt with the logits of the one before it. Returns false if they
     /// are not finite.
     pub(crate) fn report_prompt(&mut self, logits: &[f32], id: u32) -> bool {
-        let is_finite = can_sample(logits);
+        let is_finite = are_samplable(logits);
         if is_finite {
             let logprobs = logprobs(logits, id, self.request.prompt_logprobs.unwrap_or(0));
             // The client may have stopped reading.
@@ -152,24 +152,24 @@ impl Client {
         &mut self,
         (id, logprobs): RowToken,
         tokenizer: &Tokenizer,
-    ) -> Option<Finish> {
+    ) -> Option<FinishReason> {
         self.first_token.get_or_insert_with(Instant::now);
         self.usage.generated_tokens += 1;
-        let is_end = tokenizer.is_end_of_generation(id) && !self.request.ignore_end;
-        let is_end = is_end || self.request.stop_tokens.contains(&id);
-        let is_reported = !is_end || self.scores_prompt();
-        if is_reported && !(self.sink)(Update::Token { id, logprobs, is_end }) {
-            return Some(Finish::Cancelled);
+        let is_end_token = tokenizer.is_end_of_generation(id) && !self.request.ignore_end;
+        let is_end_token = is_end_token || self.request.stop_tokens.contains(&id);
+        let is_reported = !is_end_token || self.scores_prompt();
+        if is_reported && !(self.sink)(Update::Token { id, logprobs, is_end_token }) {
+            return Some(FinishReason::Cancelled);
         }
-        if is_end {
-            return Some(Finish::End);
+        if is_end_token {
+            return Some(FinishReason::End);
         }
         let is_last = self.request.max_tokens == Some(self.usage.generated_tokens);
-        is_last.then_some(Finish::Length)
+        is_last.then_some(FinishReason::Length)
     }
 
     /// Ends the request.
-    pub(crate) fn finish(self, reason: Finish) {
+    pub(crate) fn finish(self, reason: FinishReason) {
         let ms = |from: Instant, to: Instant| (to - from).as_secs_f64() * 1e3;
         let now = Instant::now();
         let first = self.first_token.unwrap_or(now);

@@ -5,7 +5,7 @@
 
 use std::ops::ControlFlow;
 
-use bodkin_backend::{Batch, Limits, Model, PAGE_TOKENS, RowOutput, Step};
+use bodkin_backend::{Batch, Limits, Model, OutputRequest, PAGE_TOKENS, Step};
 use bodkin_model::Plan;
 
 use crate::error::{Error, Result};
@@ -107,7 +107,7 @@ pub(crate) struct TextBatch<K> {
     texts: Vec<(K, Text)>,
     batch: Batch,
     /// Asks for every output row.
-    rows: Vec<RowOutput<'static>>,
+    rows: Vec<OutputRequest<'static>>,
 }
 
 /// A text in a step.
@@ -131,7 +131,7 @@ impl<K> TextBatch<K> {
             sums: plan.gives_sums().then(PrefixSums::default),
             texts: Vec::new(),
             batch: Batch::default(),
-            rows: vec![RowOutput::Logits; model.limits().outputs],
+            rows: vec![OutputRequest::Logits; model.limits().outputs],
         }
     }
 
@@ -259,7 +259,7 @@ impl<K> TextBatch<K> {
         if rows.is_empty() {
             return Ok(());
         }
-        let step = Step { batch: &self.batch, rows, steps: 1, observer: None };
+        let step = Step { batch: &self.batch, requests: rows, steps: 1, observer: None };
         let (texts, pages, batch) = (&mut self.texts, &mut self.pages, &self.batch);
         let sums = &mut self.sums;
         let (mut broken, mut start) = (Vec::new(), 0);

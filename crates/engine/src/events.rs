@@ -1,20 +1,21 @@
-//! The client's side of a request: what the worker reports becomes text here, so that detokenizing
-//! and the search for stop texts take no time of the model's thread.
+//! The client's side of a request: what the worker thread reports becomes text here, so that
+//! detokenizing and the search for stop strings take none of that thread's time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::Receiver;
 
 use crate::error::Error;
-use crate::request::{Event, Finish, Logprobs, Request, Timings, Usage};
-use crate::stop::StopTexts;
+use crate::request::{Event, FinishReason, Logprobs, Request, Timings, Usage};
+use crate::stop::StopStrings;
 use crate::stream::TextStream;
 use crate::tokenizer::Tokenizer;
 
-/// What the worker reports of a request.
+/// What the worker thread reports of a request.
 #[derive(Debug)]
 pub enum Update {
-    /// Some of the prompt is stored; the last part comes with the first token.
+    /// Progress of prefill: sent at admission with the tokens of the prefix cache, and after each
+    /// chunk but the last, which the first token follows, or `Done`.
     Prefill {
         /// Tokens of the prompt in the KV cache.
         done: usize,
@@ -34,13 +35,14 @@ pub enum Update {
         id: u32,
         /// If the request asks for it.
         logprobs: Option<Box<Logprobs>>,
-        /// Whether the request ends with it; it has no text then.
-        is_end: bool,
+        /// Whether it is an end-of-generation token or one of the request's stop tokens. It has no
+        /// text, and is reported only if the request asks for log-probabilities of its prompt.
+        is_end_token: bool,
     },
-    /// The request ended well; the last update.
+    /// The request ended without an error, though it may have been cancelled; the last update.
     Done {
         /// Why.
-        reason: Finish,
+        reason: FinishReason,
         /// Token counts.
         usage: Usage,
         /// Durations.
@@ -50,15 +52,15 @@ pub enum Update {
     Error(Error),
 }
 
-/// Receives the updates of a request, on the model's thread. Returns false if nobody reads them,
-/// which ends the request.
+/// Receives the updates of a request, on the worker thread. Returns false if nobody reads them: if
+/// the update was a token, the request then ends.
 pub type UpdateSink = Box<dyn FnMut(Update) -> bool + Send>;
 
 /// Turns the updates of a request into events. Dropping it cancels the request.
 pub struct EventDecoder {
     stream: TextStream,
-    stop: StopTexts,
-    /// The stop text that was found, and the tokens until then.
+    stop: StopStrings,
+    /// The stop string that was found, and the tokens until then.
     stopped: Option<(String, usize)>,
     tokens: usize,
     cancelled: Arc<AtomicBool>,
@@ -73,22 +75,23 @@ impl EventDecoder {
     ) -> EventDecoder {
         EventDecoder {
             stream: TextStream::new(tokenizer, request.show_special),
-            stop: StopTexts::new(&request.stop),
+            stop: StopStrings::new(&request.stop),
             stopped: None,
             tokens: 0,
             cancelled,
         }
     }
 
-    /// The event that follows from an update; none after a stop text, until the request has ended.
+    /// The event that follows from an update; none after a stop string, until the request has
+    /// ended.
     pub fn decode(&mut self, update: Update) -> Option<Event> {
         match update {
             Update::Prefill { done, total } => Some(Event::Prefill { done, total }),
             Update::PromptToken { id, logprobs } => Some(Event::PromptToken { id, logprobs }),
             Update::Token { .. } if self.stopped.is_some() => None,
-            Update::Token { id, logprobs, is_end } => {
+            Update::Token { id, logprobs, is_end_token } => {
                 self.tokens += 1;
-                let text = if is_end { String::new() } else { self.stream.push(id) };
+                let text = if is_end_token { String::new() } else { self.stream.push(id) };
                 let (text, stop) = self.stop.push(&text);
                 if let Some(stop) = stop {
                     self.stopped = Some((stop, self.tokens));
@@ -100,7 +103,7 @@ impl EventDecoder {
                 let (reason, text) = match self.stopped.take() {
                     Some((stop, tokens)) => {
                         usage.generated_tokens = tokens;
-                        (Finish::Stop(stop), String::new())
+                        (FinishReason::Stop(stop), String::new())
                     }
                     None => {
                         let rest = self.stream.finish();
@@ -113,7 +116,7 @@ impl EventDecoder {
         }
     }
 
-    /// Something that ends the request from elsewhere.
+    /// A handle that cancels the request from another thread.
     pub fn canceller(&self) -> Canceller {
         Canceller::new(Arc::clone(&self.cancelled))
     }
@@ -146,23 +149,24 @@ impl Iterator for Events {
 }
 
 impl Events {
-    /// Something that ends the request from elsewhere.
+    /// A handle that cancels the request from another thread.
     pub fn canceller(&self) -> Canceller {
         self.decoder.canceller()
     }
 }
 
-/// Ends a request at its next step; its events then end with what there is to say about it.
+/// Cancels a request before its next step. Its events then end with [`FinishReason::Cancelled`],
+/// its embeddings early.
 #[derive(Clone, Debug)]
 pub struct Canceller(Arc<AtomicBool>);
 
 impl Canceller {
-    /// Sets a flag that the worker reads.
+    /// A handle that sets this flag, which the worker thread reads.
     pub(crate) fn new(cancelled: Arc<AtomicBool>) -> Canceller {
         Canceller(cancelled)
     }
 
-    /// Asks for the end.
+    /// Requests cancellation and returns at once.
     pub fn cancel(&self) {
         self.0.store(true, Relaxed);
     }

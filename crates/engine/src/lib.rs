@@ -38,7 +38,7 @@ pub use logits::{logits, steps};
 pub use nonfinite::{FirstNonFinite, error as non_finite_error};
 pub use pages::{Pages, Sequence};
 pub use prefix_store::PrefixStore;
-pub use request::{Event, Finish, Logprobs, Request, Timings, Usage};
+pub use request::{Event, FinishReason, Logprobs, Request, Timings, Usage};
 pub use sampler::{Sampler, SamplerOptions};
 pub use stats::{ExpertReport, Stats};
 pub use stream::TextStream;

@@ -1,6 +1,6 @@
 //! Logits of a fixed text: what perplexity, parity checks and `bodkin logits` read.
 
-use bodkin_backend::{Model, Observer, can_sample};
+use bodkin_backend::{Model, Observer, are_samplable};
 
 use crate::error::Result;
 use crate::nonfinite;
@@ -39,7 +39,7 @@ pub fn steps(
     let pages = &mut Pages::of(model);
     run_sequence(model, pages, tokens, step, wanted, observer, |positions, rows| {
         let mut finite = positions.iter().zip(rows.chunks_exact(width));
-        let found = finite.find(|(_, row)| !is_observed && !can_sample(row));
+        let found = finite.find(|(_, row)| !is_observed && !are_samplable(row));
         match broken.or(found.map(|(&position, _)| position)) {
             None => each(positions, rows),
             position => broken = position,

@@ -58,8 +58,8 @@ pub enum Event {
     /// The last event of a request that ended well.
     Done {
         /// Why it ended.
-        reason: Finish,
-        /// Text that was held back, in case it was the start of a stop text.
+        reason: FinishReason,
+        /// Text that was held back, in case it was the start of a stop string.
         text: String,
         /// Token counts.
         usage: Usage,
@@ -81,10 +81,10 @@ pub struct Logprobs {
 
 /// Why a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finish {
+pub enum FinishReason {
     /// The model's own end token, or one of the request's stop tokens.
     End,
-    /// This stop text.
+    /// This stop string.
     Stop(String),
     /// The request's `max_tokens`.
     Length,

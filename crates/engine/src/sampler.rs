@@ -15,11 +15,11 @@ mod random;
 pub use self::options::SamplerOptions;
 
 use bodkin_backend::candidates::{Candidates, top_n_sigma};
-use bodkin_backend::{SamplingParams, argmax, can_sample};
+use bodkin_backend::{SamplingParams, are_samplable, argmax};
 
 use self::dry::Dry;
 use self::history::History;
-use self::penalties::Penalties;
+use self::penalties::PenaltyState;
 use self::random::Random;
 use crate::error::Result;
 use crate::tokenizer::Tokenizer;
@@ -35,7 +35,7 @@ use crate::tokenizer::Tokenizer;
 #[derive(Debug)]
 pub struct Sampler {
     options: SamplerOptions,
-    penalties: Option<Penalties>,
+    penalties: Option<PenaltyState>,
     dry: Option<Dry>,
     history: History,
     /// Scratch: the logits after bias, penalties, DRY and top-n-sigma.
@@ -56,7 +56,7 @@ impl Sampler {
 
     fn with_dry(mut options: SamplerOptions, dry: Option<Dry>) -> Sampler {
         options.logit_bias = summed(&options.logit_bias);
-        let penalties = Penalties::new(&options);
+        let penalties = PenaltyState::new(&options);
         let windows =
             [penalties.as_ref().map_or(0, |p| p.window), dry.as_ref().map_or(0, |dry| dry.window)];
         Sampler {
@@ -74,7 +74,7 @@ impl Sampler {
     /// Samples a token from the logits of the whole vocabulary. Does not [`Sampler::accept`] it.
     /// None if one is NaN or +inf, or all are -inf.
     pub fn sample(&mut self, logits: &[f32]) -> Option<u32> {
-        if !can_sample(logits) {
+        if !are_samplable(logits) {
             return None;
         }
         let mut adjusted = std::mem::take(&mut self.adjusted);
@@ -98,7 +98,7 @@ impl Sampler {
     /// Whether a backend can sample the next tokens with [`Sampler::params`].
     pub(crate) fn can_run_on_backend(&self) -> bool {
         let options = &self.options;
-        let is_long = |p: &Penalties| self.history.latest(p.window).count() > MAX_HISTORY;
+        let is_long = |p: &PenaltyState| self.history.latest(p.window).count() > MAX_HISTORY;
         options.mirostat == 0
             && self.dry.is_none()
             && options.top_n_sigma <= 0.0
@@ -121,7 +121,7 @@ impl Sampler {
         };
         params.biases.clone_from(&options.logit_bias);
         if let Some(penalties) = &self.penalties {
-            params.penalties = penalties.factors;
+            params.penalties = penalties.penalties;
             params.penalty_window = penalties.window;
             params.history.extend(self.history.latest(penalties.window));
             params.history.reverse();
@@ -358,7 +358,7 @@ mod tests {
             while found.len() < 40 {
                 let params = ruled.params(16);
                 let mut sampler = ReferenceSampler::default();
-                sampler.restart(&params);
+                sampler.begin(&params);
                 // Fewer steps are taken than the parameters are for.
                 for _ in 0..8 {
                     let mut logits = logits.clone();

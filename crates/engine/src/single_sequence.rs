@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use bodkin_backend::{Batch, Model, Observer, RowOutput, Step};
+use bodkin_backend::{Batch, Model, Observer, OutputRequest, Step};
 
 use crate::error::{Error, Result};
 use crate::pages::{Pages, Sequence};
@@ -37,7 +37,7 @@ fn run_steps(
 ) -> Result<()> {
     let limits = model.limits().clone();
     let step = step.min(limits.tokens);
-    let rows = vec![RowOutput::Logits; limits.outputs];
+    let rows = vec![OutputRequest::Logits; limits.outputs];
     let mut batch = Batch::default();
     let mut from = 0;
     while from < tokens.len() {
@@ -55,7 +55,7 @@ fn run_steps(
             Some(observer) => Some(&mut **observer),
             None => None,
         };
-        let step = Step { batch: &batch, rows: &rows[..positions.len()], steps: 1, observer };
+        let step = Step { batch: &batch, requests: &rows[..positions.len()], steps: 1, observer };
         model.step(step, &mut |output| {
             each(&positions, output.logits);
             ControlFlow::Break(())

@@ -1,18 +1,18 @@
-//! Stop texts in a stream: text that may be the start of one is held back until that is known.
+//! Stop strings in a stream: text that may be the start of one is held back until that is known.
 
-/// Looks for stop texts at the end of what has been said.
-pub(crate) struct StopTexts {
+/// Looks for stop strings at the end of what has been said.
+pub(crate) struct StopStrings {
     texts: Vec<String>,
     held: String,
 }
 
-impl StopTexts {
-    pub(crate) fn new(texts: &[String]) -> StopTexts {
+impl StopStrings {
+    pub(crate) fn new(texts: &[String]) -> StopStrings {
         let texts = texts.iter().filter(|t| !t.is_empty()).cloned().collect();
-        StopTexts { texts, held: String::new() }
+        StopStrings { texts, held: String::new() }
     }
 
-    /// Adds text. Returns what can be shown, and the stop text if one has begun and ended.
+    /// Adds text. Returns what can be shown, and the stop string if one has begun and ended.
     pub(crate) fn push(&mut self, text: &str) -> (String, Option<String>) {
         self.held.push_str(text);
         let first = self.texts.iter().filter_map(|t| self.held.find(t.as_str()).map(|at| (at, t)));
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_start_is_held_back_until_it_is_clear() {
-        let mut stop = StopTexts::new(&["\n\nUser:".into(), "END".into()]);
+        let mut stop = StopStrings::new(&["\n\nUser:".into(), "END".into()]);
         assert_eq!(stop.push("one\n"), ("one".into(), None));
         assert_eq!(stop.push("\nUs"), (String::new(), None));
         assert_eq!(stop.push("e"), (String::new(), None));
@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn the_earliest_stop_counts_and_characters_stay_whole() {
-        let mut stop = StopTexts::new(&["é!".into(), "b".into(), "bc".into()]);
+        let mut stop = StopStrings::new(&["é!".into(), "b".into(), "bc".into()]);
         assert_eq!(stop.push("aé"), ("a".into(), None));
         assert_eq!(stop.finish(), "é");
         assert_eq!(stop.push("xbcé!"), ("x".into(), Some("bc".into())));

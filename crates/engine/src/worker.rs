@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bodkin_backend::{
-    ExpertTimes, Model, RowOutput, SamplingParams, Span, StateBlock, Step, Transfer,
+    ExpertTimes, Model, OutputRequest, SamplingParams, Span, StateBlock, Step, Transfer,
 };
 
 use crate::client::Client;
@@ -18,7 +18,7 @@ use crate::error::{Error, Result, panic_text};
 use crate::nonfinite;
 use crate::pages::{Copies, FullPage};
 use crate::prefix_store::{PrefixStore, StoredPage};
-use crate::request::Finish;
+use crate::request::FinishReason;
 use crate::restore::{READ_AHEAD, Restorer, Restoring};
 use crate::scheduler::{OutputRow, ScheduledStep, Scheduler};
 use crate::stats::{ExpertReport, Status, WeightReads};
@@ -127,12 +127,12 @@ impl Worker {
             }
             self.take_all(messages)?;
             for task in self.scheduler.remove(|client| client.is_cancelled()) {
-                task.owner.finish(Finish::Cancelled);
+                task.owner.finish(FinishReason::Cancelled);
             }
             if let Some((_, restorer)) = &mut self.store {
                 for (client, held) in restorer.take_cancelled() {
                     self.scheduler.pages_mut().release_prefix(held);
-                    client.finish(Finish::Cancelled);
+                    client.finish(FinishReason::Cancelled);
                 }
             }
             let mut restorer = self.store.as_mut().map(|(_, restorer)| restorer);
@@ -387,12 +387,12 @@ impl Worker {
     ) -> Result<()> {
         let Worker { model, tokenizer, status, scheduler, inbox, step, params, .. } = self;
         let rows = params.iter().map(|params| match params {
-            Some(params) => RowOutput::Token(params),
-            None => RowOutput::Logits,
+            Some(params) => OutputRequest::Token(params),
+            None => OutputRequest::Logits,
         });
-        let rows: Vec<RowOutput<'_>> = rows.collect();
+        let rows: Vec<OutputRequest<'_>> = rows.collect();
         let width = model.plan().output_width();
-        let call = Step { batch: &step.batch, rows: &rows, steps: step.steps, observer: None };
+        let call = Step { batch: &step.batch, requests: &rows, steps: step.steps, observer: None };
         status.begin_step();
         model.step(call, &mut |output| {
             status.begin_step();
@@ -410,11 +410,11 @@ impl Worker {
                 let task = &mut scheduler.running()[index];
                 let (is_full, client) = (task.is_full(), &mut task.owner);
                 let token = match row {
-                    RowOutput::Token(_) => {
+                    OutputRequest::Token(_) => {
                         let token = tokens.next().expect("a token for each row that asks for one");
                         token.map(|token| client.accept(token))
                     }
-                    RowOutput::Logits => {
+                    OutputRequest::Logits => {
                         let logits = logits.next().expect("its logits");
                         if next < task.prompt {
                             let is_finite = client.report_prompt(logits, task.tokens[next]);
@@ -429,13 +429,13 @@ impl Worker {
                     continue;
                 };
                 if is_full {
-                    results.ended.push((index, Some(Finish::Length)));
+                    results.ended.push((index, Some(FinishReason::Length)));
                     continue;
                 }
                 results.generated += 1;
                 let (id, end) = (token.0, client.report(token, tokenizer));
                 let is_full = end.is_none() && !scheduler.push_token(index, id);
-                let end = end.or_else(|| is_full.then_some(Finish::Context));
+                let end = end.or_else(|| is_full.then_some(FinishReason::Context));
                 results.ended.extend(end.map(|end| (index, Some(end))));
             }
             inbox.extend(messages.try_iter());
@@ -470,7 +470,7 @@ struct StepResults {
     /// Blocks to copy.
     checkpoints: Copies,
     /// Running tasks that end, and how; none if their logits are not finite.
-    ended: Vec<(usize, Option<Finish>)>,
+    ended: Vec<(usize, Option<FinishReason>)>,
 }
 
 /// Copies blocks of the state of sequences.

@@ -5,7 +5,9 @@
 use std::path::Path;
 
 use bodkin_backend::Limits;
-use bodkin_engine::{Engine, Event, Events, Finish, Logprobs, Request, SamplerOptions, Usage};
+use bodkin_engine::{
+    Engine, Event, Events, FinishReason, Logprobs, Request, SamplerOptions, Usage,
+};
 use bodkin_gguf::File;
 
 mod tiny;
@@ -42,7 +44,7 @@ struct Outcome {
     prompt: Vec<(u32, Logprobs)>,
     generated: Vec<(u32, Option<Logprobs>)>,
     text: String,
-    end: Option<Finish>,
+    end: Option<FinishReason>,
     usage: Usage,
     error: Option<String>,
 }
@@ -109,7 +111,7 @@ fn log_probabilities_are_those_of_the_whole_sequence() {
             for _ in 0..2 {
                 let beside = others.clone().map(|other| engine.submit(other).unwrap());
                 let found = run(&engine, scored(request(7, 50, 4)));
-                assert_eq!(found.end, Some(Finish::Length));
+                assert_eq!(found.end, Some(FinishReason::Length));
                 assert_eq!((found.usage.prompt_tokens, found.usage.cached_tokens), (50, 0));
                 assert!(found.prompt.iter().map(|(id, _)| id).eq(&prompt[1..]));
                 assert!(found.generated.iter().map(|(id, _)| id).eq(&generated));
@@ -147,10 +149,10 @@ fn a_request_for_no_tokens_reads_its_prompt() {
         let engine = engine(model, |_| ());
         let found = run(&engine, scored(request(7, 40, 0)));
         assert_eq!((found.prompt.len(), found.generated.len()), (39, 0));
-        assert_eq!((found.end, found.usage.generated_tokens), (Some(Finish::Length), 0));
+        assert_eq!((found.end, found.usage.generated_tokens), (Some(FinishReason::Length), 0));
         let found = run(&engine, request(11, 40, 0));
         assert_eq!((found.prompt.len(), found.generated.len()), (0, 0));
-        assert_eq!(found.end, Some(Finish::Length));
+        assert_eq!(found.end, Some(FinishReason::Length));
         // What it has read is cached.
         assert_eq!(run(&engine, request(11, 70, 1)).usage.cached_tokens, 40);
         let one = run(&engine, scored(request(7, 1, 0)));
@@ -170,10 +172,10 @@ fn the_end_token_is_reported_with_the_prompt() {
     ended.sampling.logit_bias = vec![(end, 1000.0)];
     let found = run(&engine, scored(ended.clone()));
     assert_eq!(found.generated.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [end]);
-    assert_eq!((found.end, found.text.as_str()), (Some(Finish::End), ""));
+    assert_eq!((found.end, found.text.as_str()), (Some(FinishReason::End), ""));
     assert!(found.generated[0].1.is_some());
     let found = run(&engine, ended);
-    assert_eq!((found.end, found.generated.len()), (Some(Finish::End), 0));
+    assert_eq!((found.end, found.generated.len()), (Some(FinishReason::End), 0));
 }
 
 #[test]

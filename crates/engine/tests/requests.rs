@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use bodkin_backend::Limits;
-use bodkin_engine::{Engine, Error, Event, Events, Finish, PrefixStore, Request, SamplerOptions};
+use bodkin_engine::{
+    Engine, Error, Event, Events, FinishReason, PrefixStore, Request, SamplerOptions,
+};
 use bodkin_gguf::File;
 
 mod tiny;
@@ -32,7 +34,7 @@ fn an_engine_tells_its_state() {
     assert_eq!(before.free_pages, before.total_pages);
     assert_eq!(counts(), [(0, 0), (1, 0)]);
     let (tokens, end) = run(&engine, request(7, 40, 10));
-    assert_eq!((tokens.len(), end.unwrap()), (10, Finish::Length));
+    assert_eq!((tokens.len(), end.unwrap()), (10, FinishReason::Length));
     let after = engine.stats();
     assert_eq!((after.running, after.waiting, after.requests), (0, 0, 1));
     // The last token is sampled and not run: 49 tokens are stored, in two pages.
@@ -90,7 +92,7 @@ fn request(seed: u32, length: u32, max_tokens: usize) -> Request {
 }
 
 /// The tokens of a request and how it ended.
-fn collect(events: Events) -> (Vec<u32>, Result<Finish, Error>) {
+fn collect(events: Events) -> (Vec<u32>, Result<FinishReason, Error>) {
     let (tokens, end) = collect_all(events);
     (tokens, end.map(|(reason, _)| reason))
 }
@@ -107,7 +109,7 @@ fn open_stored_with(file: File, folder: &Path, change: impl FnOnce(&mut Limits))
 }
 
 /// Runs a request to its end.
-fn run(engine: &Engine, request: Request) -> (Vec<u32>, Result<Finish, Error>) {
+fn run(engine: &Engine, request: Request) -> (Vec<u32>, Result<FinishReason, Error>) {
     match engine.submit(request) {
         Ok(events) => collect(events),
         Err(error) => (Vec::new(), Err(error)),
@@ -115,7 +117,7 @@ fn run(engine: &Engine, request: Request) -> (Vec<u32>, Result<Finish, Error>) {
 }
 
 /// As [`collect`], with how many tokens of the prompt were stored already.
-fn collect_all(events: Events) -> (Vec<u32>, Result<(Finish, usize), Error>) {
+fn collect_all(events: Events) -> (Vec<u32>, Result<(FinishReason, usize), Error>) {
     let mut tokens = Vec::new();
     for event in events {
         match event {
@@ -151,7 +153,7 @@ fn check_neighbours(engine: impl Fn() -> Engine) {
         .iter()
         .map(|r| run(&engine(), r.clone()))
         .map(|(tokens, end)| {
-            assert_eq!(end.unwrap(), Finish::Length);
+            assert_eq!(end.unwrap(), FinishReason::Length);
             tokens
         })
         .collect();
@@ -173,10 +175,10 @@ fn a_cancelled_request_ends_and_the_others_go_on() {
     let canceller = long.canceller();
     canceller.cancel();
     let (tokens, end) = collect(long);
-    assert_eq!(end.unwrap(), Finish::Cancelled);
+    assert_eq!(end.unwrap(), FinishReason::Cancelled);
     assert!(tokens.len() < 70);
     let (tokens, end) = collect(short);
-    assert_eq!((tokens.len(), end.unwrap()), (10, Finish::Length));
+    assert_eq!((tokens.len(), end.unwrap()), (10, FinishReason::Length));
     drop(engine.submit(request(7, 20, 70)).unwrap());
     let (tokens, _) = run(&engine, request(11, 20, 10));
     assert_eq!(tokens.len(), 10);
@@ -226,7 +228,7 @@ fn short_pages_delay_requests_and_end_none() {
         (2..6).map(|seed| engine.submit(request(seed, 40, 30)).unwrap()).collect();
     for events in events {
         let (tokens, end) = collect(events);
-        assert_eq!((tokens.len(), end.unwrap()), (30, Finish::Length));
+        assert_eq!((tokens.len(), end.unwrap()), (30, FinishReason::Length));
     }
 }
 
@@ -240,7 +242,7 @@ fn recurrent_state_is_computed_again_where_pages_were_short() {
         (2..6).map(|seed| engine.submit(request(seed, 40, 30)).unwrap()).collect();
     for (events, seed) in events.into_iter().zip(2..) {
         let (tokens, end) = collect(events);
-        assert_eq!((tokens, end.unwrap()), (alone(seed), Finish::Length));
+        assert_eq!((tokens, end.unwrap()), (alone(seed), FinishReason::Length));
     }
 }
 
@@ -263,13 +265,13 @@ fn recurrent_state_goes_on_where_a_sequence_or_its_prompt_ended() {
         let (again, _) = run(&engine, first.clone());
         assert_eq!(again, answer);
         let (tokens, end) = collect_all(engine.submit(next.clone()).unwrap());
-        assert_eq!((tokens, end.unwrap()), (alone, (Finish::Length, stored)));
+        assert_eq!((tokens, end.unwrap()), (alone, (FinishReason::Length, stored)));
     }
     // State never goes back into what it has passed.
     let engine = hybrid(|_| ());
     run(&engine, first.clone()).1.unwrap();
     let shorter = Request { prompt: first.prompt[..32].to_vec(), ..first.clone() };
-    assert_eq!(collect_all(engine.submit(shorter).unwrap()).1.unwrap(), (Finish::Length, 0));
+    assert_eq!(collect_all(engine.submit(shorter).unwrap()).1.unwrap(), (FinishReason::Length, 0));
 }
 
 /// A prompt of 40 tokens takes three steps of 16, and the context ends an answer by that name.
@@ -288,7 +290,7 @@ fn prefill_is_reported_and_the_context_is_named() {
     // The pages of an earlier prompt count as read.
     assert_eq!(prefill(engine.submit(request(7, 40, 3)).unwrap()), [(32, 40)]);
     let (tokens, end) = run(&engine, request(7, 40, 1000));
-    assert_eq!((tokens.len(), end.unwrap()), (tiny::OPTIONS.context - 40, Finish::Context));
+    assert_eq!((tokens.len(), end.unwrap()), (tiny::OPTIONS.context - 40, FinishReason::Context));
 }
 
 /// Waits until `count` pages are written, and returns their paths.
@@ -323,7 +325,7 @@ fn prompts_are_found_on_disk_after_a_restart() {
         wait_for_pages(folder.path(), 2);
         let engine = open_stored(file(), folder.path());
         let (tokens, end) = collect_all(engine.submit(first).unwrap());
-        assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 64)));
+        assert_eq!((tokens, end.unwrap()), (wanted, (FinishReason::Length, 64)));
     }
 }
 
@@ -375,14 +377,14 @@ fn nobody_waits_for_the_disk_of_another_request() {
     let engine = open_stored(hybrid_file(), folder.path());
     let (waits, is_cancelled) = (engine.submit(first.clone()), engine.submit(first));
     let is_cancelled = is_cancelled.unwrap();
-    assert_eq!(run(&engine, other).1.unwrap(), Finish::Length);
+    assert_eq!(run(&engine, other).1.unwrap(), FinishReason::Length);
     assert_eq!((engine.stats().running, engine.stats().waiting), (0, 2));
     is_cancelled.canceller().cancel();
-    assert_eq!(collect(is_cancelled).1.unwrap(), Finish::Cancelled);
+    assert_eq!(collect(is_cancelled).1.unwrap(), FinishReason::Cancelled);
     // What comes is no page, so the prompt is computed.
     write_to_one(pipes, |_| b"no page".to_vec());
     let (tokens, end) = collect_all(waits.unwrap());
-    assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 0)));
+    assert_eq!((tokens, end.unwrap()), (wanted, (FinishReason::Length, 0)));
 }
 
 /// A request that runs takes the memory of pages that are read for another one, which computes
@@ -403,10 +405,10 @@ fn restored_pages_give_way_to_a_running_request() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let (tokens, end) = run(&engine, request(13, 70, 20));
-    assert_eq!((tokens.len(), end.unwrap()), (20, Finish::Length));
+    assert_eq!((tokens.len(), end.unwrap()), (20, FinishReason::Length));
     write_to_one(pipes, |page| page);
     let (tokens, end) = collect(waits);
-    assert_eq!((tokens, end.unwrap()), (wanted, Finish::Length));
+    assert_eq!((tokens, end.unwrap()), (wanted, FinishReason::Length));
 }
 
 /// Pages that are read for another request go before a running one is preempted.
@@ -428,11 +430,11 @@ fn restored_pages_go_before_a_running_request_does() {
     // Each grows to three pages.
     let others = [11, 13].map(|seed| engine.submit(request(seed, 40, 40)).unwrap());
     for other in others {
-        assert_eq!(collect(other).1.unwrap(), Finish::Length);
+        assert_eq!(collect(other).1.unwrap(), FinishReason::Length);
     }
     assert_eq!(engine.stats().preemptions, 0);
     write_to_one(pipes, |page| page);
-    assert_eq!(collect(waits).1.unwrap(), Finish::Length);
+    assert_eq!(collect(waits).1.unwrap(), FinishReason::Length);
 }
 
 /// A request that is cancelled while the disk does not answer gives back what it has.
@@ -455,7 +457,7 @@ fn a_cancelled_request_frees_its_restored_pages() {
     };
     wait_for(2, 0);
     waits.canceller().cancel();
-    assert_eq!(collect(waits).1.unwrap(), Finish::Cancelled);
+    assert_eq!(collect(waits).1.unwrap(), FinishReason::Cancelled);
     // Another request can have the page that it held.
     wait_for(2, 1);
 }
@@ -472,5 +474,5 @@ fn an_engine_ends_without_the_disk() {
     let waits = engine.submit(first).unwrap();
     drop(engine);
     let (tokens, end) = collect_all(waits);
-    assert_eq!((tokens, end.unwrap()), (wanted, (Finish::Length, 0)));
+    assert_eq!((tokens, end.unwrap()), (wanted, (FinishReason::Length, 0)));
 }

@@ -9,7 +9,7 @@ pub mod health;
 pub mod limits;
 pub mod suite;
 
-use bodkin_engine::{Engine, Event, Finish, Request, SamplerOptions, Usage};
+use bodkin_engine::{Engine, Event, FinishReason, Request, SamplerOptions, Usage};
 
 /// Prompts to continue or to answer: a fact, a list, code, a story, a sum.
 pub const PROMPTS: [&str; 5] = [
@@ -34,7 +34,7 @@ pub struct Answer {
     /// The text.
     pub text: String,
     /// Why it ended.
-    pub reason: Finish,
+    pub reason: FinishReason,
     /// Token counts.
     pub usage: Usage,
 }

@@ -47,8 +47,8 @@ impl Backend for ActivationSparsity {
         self.backend.kv_type()
     }
 
-    fn bandwidth(&self) -> Result<f64> {
-        self.backend.bandwidth()
+    fn measure_bandwidth(&self) -> Result<f64> {
+        self.backend.measure_bandwidth()
     }
 
     fn available_memory(&self) -> Option<u64> {

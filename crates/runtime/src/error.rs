@@ -173,14 +173,14 @@ pub enum Error {
     #[error(
         "{model}: its experts do not all fit on the device and need {} of the host's memory, {} \
          are free",
-        human_bytes(*host_bytes),
+        human_bytes(*host_expert_bytes),
         human_bytes(*available_bytes)
     )]
     HostMemory {
         /// The model's path.
         model: String,
         /// The bytes of all experts.
-        host_bytes: u64,
+        host_expert_bytes: u64,
         /// The bytes of the host that are free.
         available_bytes: u64,
     },

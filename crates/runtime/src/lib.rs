@@ -88,7 +88,7 @@ pub use tokenizers::tokenizer;
 pub use bodkin_backend::{DeviceKind, ExpertBudget, KvType};
 pub use bodkin_cpu::{MAX_THREADS, Sparse};
 pub use bodkin_engine::{
-    Canceller, Event, Events, Finish, Logprobs, Request, SamplerOptions, TEMPLATE_THREAD, Timings,
-    Usage,
+    Canceller, Event, Events, FinishReason, Logprobs, Request, SamplerOptions, TEMPLATE_THREAD,
+    Timings, Usage,
 };
 pub use bodkin_model::Pooling;

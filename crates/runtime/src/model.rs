@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::{Backend, PAGE_TOKENS};
 use bodkin_engine::{
-    Engine, Event, Events, Finish, PrefixStore, Request, Template, Timings, Tokenizer, Usage,
+    Engine, Event, Events, FinishReason, PrefixStore, Request, Template, Timings, Tokenizer, Usage,
 };
 use bodkin_model::Plan;
 use serde::{Deserialize, Serialize};
@@ -269,12 +269,12 @@ impl Builder {
 /// A complete answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// The text, without the stop text that ended it.
+    /// The text, without the stop string that ended it.
     pub text: String,
     /// The generated tokens.
     pub tokens: Vec<u32>,
     /// The reason why it ended.
-    pub finish: Finish,
+    pub finish: FinishReason,
     /// Token counts.
     pub usage: Usage,
     /// Durations.

@@ -253,7 +253,7 @@ impl ModelFile {
         Template::from_metadata(self.file.metadata(), tokenizer).map_err(Error::engine(&self.name))
     }
 
-    /// A request with the sampling parameters and stop texts that the model's file and its source
+    /// A request with the sampling parameters and stop strings that the model's file and its source
     /// recommend, and no limit but the context.
     ///
     /// # Errors
@@ -409,10 +409,10 @@ impl ModelFile {
     /// Checks that the host has memory for the experts that are not on the device.
     fn check_host_memory(&self, memory: &Memory) -> Result<()> {
         let available = bodkin_cpu::available_memory().unwrap_or(u64::MAX);
-        if memory.host_bytes > available {
+        if memory.host_expert_bytes > available {
             return Err(Error::HostMemory {
                 model: self.name.clone(),
-                host_bytes: memory.host_bytes,
+                host_expert_bytes: memory.host_expert_bytes,
                 available_bytes: available,
             });
         }
@@ -422,7 +422,7 @@ impl ModelFile {
     /// Says where the experts are if they do not all have room.
     fn note_experts(&self, memory: &Memory) {
         let cached = human_bytes(memory.cached_expert_bytes);
-        match (memory.expert_slots, memory.host_bytes) {
+        match (memory.expert_slots, memory.host_expert_bytes) {
             (None, _) => {}
             (Some(slots), 0) => self.reporter.note(&format!(
                 "experts: {cached} in memory, {slots} of each layer, which needs at least 1; the \

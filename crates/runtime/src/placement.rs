@@ -79,7 +79,7 @@ impl Placement {
     /// Whether the model can be loaded.
     pub fn fits(&self) -> bool {
         total_bytes(&self.memory) <= self.available_bytes
-            && self.memory.host_bytes <= self.host_available_bytes
+            && self.memory.host_expert_bytes <= self.host_available_bytes
     }
 
     /// Bytes of a part in the file.

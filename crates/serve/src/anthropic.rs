@@ -3,7 +3,7 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use bodkin::{Finish, Usage};
+use bodkin::{FinishReason, Usage};
 use serde_json::{Map, Value, json};
 
 use crate::app::SharedApp;
@@ -132,13 +132,13 @@ fn text(at: &str, content: &Value) -> Result<String> {
     }
 }
 
-/// Why an answer ended, and the stop text that ended it.
-fn stop_reason(finish: &Finish) -> (&'static str, Option<&str>) {
+/// Why an answer ended, and the stop string that ended it.
+fn stop_reason(finish: &FinishReason) -> (&'static str, Option<&str>) {
     match finish {
-        Finish::End | Finish::Cancelled => ("end_turn", None),
-        Finish::Stop(text) => ("stop_sequence", Some(text)),
-        Finish::Length => ("max_tokens", None),
-        Finish::Context => ("model_context_window_exceeded", None),
+        FinishReason::End | FinishReason::Cancelled => ("end_turn", None),
+        FinishReason::Stop(text) => ("stop_sequence", Some(text)),
+        FinishReason::Length => ("max_tokens", None),
+        FinishReason::Context => ("model_context_window_exceeded", None),
     }
 }
 

@@ -1,7 +1,7 @@
 //! From a request of any interface to the events of its answers. Templates are rendered and texts
 //! are tokenized on threads that may block; the events of all answers come through one channel.
 
-use bodkin::{Event, Finish, Logprobs, Request, Timings, Usage};
+use bodkin::{Event, FinishReason, Logprobs, Request, Timings, Usage};
 use bodkin_engine::{EventDecoder, Update, UpdateSink};
 use serde_json::{Map, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -54,7 +54,7 @@ pub(crate) enum EventKind {
         logprobs: Option<Box<Logprobs>>,
     },
     Done {
-        finish: Finish,
+        finish: FinishReason,
         usage: Usage,
         timings: Timings,
     },
@@ -96,7 +96,7 @@ struct Choice {
 pub(crate) struct Answer {
     pub(crate) text: Delta,
     pub(crate) tokens: Vec<AnswerToken>,
-    pub(crate) finish: Finish,
+    pub(crate) finish: FinishReason,
     pub(crate) usage: Usage,
     pub(crate) timings: Timings,
 }

@@ -6,7 +6,7 @@ pub(crate) mod server;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use bodkin::{Finish, Logprobs, Request, Timings, Usage};
+use bodkin::{FinishReason, Logprobs, Request, Timings, Usage};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
@@ -106,14 +106,14 @@ impl CompletionFormat {
         &self,
         running: &Running,
         index: usize,
-        (text, finish, usage, timings): (&str, &Finish, &Usage, &Timings),
+        (text, finish, usage, timings): (&str, &FinishReason, &Usage, &Timings),
         tokens: &[AnswerToken],
     ) -> Value {
         let (stop_type, stopping_word) = match finish {
-            Finish::End => ("eos", ""),
-            Finish::Stop(word) => ("word", word.as_str()),
-            Finish::Length | Finish::Context => ("limit", ""),
-            Finish::Cancelled => ("none", ""),
+            FinishReason::End => ("eos", ""),
+            FinishReason::Stop(word) => ("word", word.as_str()),
+            FinishReason::Length | FinishReason::Context => ("limit", ""),
+            FinishReason::Cancelled => ("none", ""),
         };
         let ids: Vec<u32> = match self.returns_tokens {
             true => tokens.iter().map(|token| token.id).collect(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use bodkin::{Finish, Timings, Usage};
+use bodkin::{FinishReason, Timings, Usage};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -241,7 +241,7 @@ impl RequestMetrics {
     }
 
     /// Notes the end of an answer.
-    pub(crate) fn done(&mut self, finish: &Finish, usage: &Usage, timings: &Timings) {
+    pub(crate) fn done(&mut self, finish: &FinishReason, usage: &Usage, timings: &Timings) {
         self.request.observe(self.started.elapsed().as_secs_f64());
         let us = |ms: f64| (ms * 1e3) as u64;
         self.totals.prompt_us.fetch_add(us(timings.prompt_ms - timings.queue_ms), Relaxed);
@@ -249,10 +249,10 @@ impl RequestMetrics {
         let tokens = usage.prompt_tokens + usage.generated_tokens;
         self.totals.longest.fetch_max(tokens as u64, Relaxed);
         let reason = match finish {
-            Finish::End | Finish::Stop(_) => "stop",
-            Finish::Length => "length",
-            Finish::Context => "context",
-            Finish::Cancelled => "cancelled",
+            FinishReason::End | FinishReason::Stop(_) => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Context => "context",
+            FinishReason::Cancelled => "cancelled",
         };
         self.count(reason);
         let (prompt_tokens, tokens) = (usage.prompt_tokens, usage.generated_tokens);

@@ -316,8 +316,8 @@ fn missing_bytes(error: &RuntimeError) -> Option<u64> {
         RuntimeError::OutOfMemory { memory, available_bytes, .. } => {
             Some(total_bytes(memory).saturating_sub(*available_bytes))
         }
-        RuntimeError::HostMemory { host_bytes, available_bytes, .. } => {
-            Some(host_bytes.saturating_sub(*available_bytes))
+        RuntimeError::HostMemory { host_expert_bytes, available_bytes, .. } => {
+            Some(host_expert_bytes.saturating_sub(*available_bytes))
         }
         _ => None,
     }

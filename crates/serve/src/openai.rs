@@ -7,7 +7,7 @@ pub(crate) mod completions;
 pub(crate) mod models;
 pub(crate) mod responses;
 
-use bodkin::{Finish, Logprobs, Usage};
+use bodkin::{FinishReason, Logprobs, Usage};
 use serde_json::{Value, json};
 
 use crate::error::Result;
@@ -55,10 +55,10 @@ fn stream_options(fields: &mut Fields) -> Result<(bool, bool)> {
 }
 
 /// The reason of an end in OpenAI's words.
-pub(crate) fn finish_reason(finish: &Finish) -> &'static str {
+pub(crate) fn finish_reason(finish: &FinishReason) -> &'static str {
     match finish {
-        Finish::End | Finish::Stop(_) | Finish::Cancelled => "stop",
-        Finish::Length | Finish::Context => "length",
+        FinishReason::End | FinishReason::Stop(_) | FinishReason::Cancelled => "stop",
+        FinishReason::Length | FinishReason::Context => "length",
     }
 }
 

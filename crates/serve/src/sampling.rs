@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use crate::error::{ApiError, Result};
 use crate::fields::Fields;
 
-/// The most stop texts of a request.
+/// The most stop strings of a request.
 const STOPS: usize = 64;
 
 /// The largest value of fields that have no natural end.

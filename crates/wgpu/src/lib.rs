@@ -138,7 +138,7 @@ impl Backend for Wgpu {
         self.kv_type
     }
 
-    fn bandwidth(&self) -> Result<f64> {
+    fn measure_bandwidth(&self) -> Result<f64> {
         bandwidth::measure(&self.gpu)
     }
 

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, Limits, Model, PAGE_TOKENS, RowOutput, SamplingParams, Step};
+use bodkin_backend::{
+    Backend, Batch, Limits, Model, OutputRequest, PAGE_TOKENS, SamplingParams, Step,
+};
 use bodkin_cpu::{Cpu, Sparse};
 use bodkin_engine::{Pages, Sequence};
 use bodkin_gguf::File;
@@ -67,7 +69,7 @@ pub(super) fn run(file: &Arc<File>, test: Test, threads: usize, pairs: usize) ->
             let [dense, sparse] = seconds.map(|seconds| test.tokens() as f64 / seconds);
             found.dense.push(dense);
             found.sparse.push(sparse);
-            found.bandwidth.push(cpu.bandwidth()? * 1e-9);
+            found.bandwidth.push(cpu.measure_bandwidth()? * 1e-9);
         }
     }
     Ok(found)
@@ -123,8 +125,8 @@ impl Runner {
         let mut stored = tokens;
         let start = Instant::now();
         let greedy = SamplingParams::greedy();
-        let rows = [RowOutput::Token(&greedy)];
-        let step = Step { batch: &batch, rows: &rows, steps, observer: None };
+        let rows = [OutputRequest::Token(&greedy)];
+        let step = Step { batch: &batch, requests: &rows, steps, observer: None };
         self.model.step(step, &mut |output| {
             stored.extend(output.tokens.iter().flatten());
             ControlFlow::Continue(())

@@ -367,7 +367,7 @@ pub(super) fn generation_speed(opened: &ModelFile, machine: &Machine) -> Result<
 /// The memory bandwidth in bytes per second, measured a few times. Not between repetitions: that
 /// would take a small model out of the processor's cache.
 fn bandwidths(backend: &dyn Backend, repetitions: usize) -> Result<Vec<f64>> {
-    let measure = |_| Ok(backend.bandwidth()?);
+    let measure = |_| Ok(backend.measure_bandwidth()?);
     (0..repetitions.min(BANDWIDTHS)).map(measure).collect()
 }
 

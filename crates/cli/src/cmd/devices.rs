@@ -53,7 +53,7 @@ fn memory(option: &str) -> bodkin::Result<Memory> {
     let device = backend.devices().into_iter().next();
     let total = device.as_ref().and_then(|device| device.total_bytes);
     let free = device.and_then(|device| device.free_bytes);
-    Ok(Memory { total, free, bandwidth: backend.bandwidth()? })
+    Ok(Memory { total, free, bandwidth: backend.measure_bandwidth()? })
 }
 
 fn in_words(memory: &Memory) -> String {

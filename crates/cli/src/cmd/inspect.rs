@@ -154,7 +154,7 @@ fn print_memory(
         false => options.limits(plan),
     };
     let memory = opened.memory(backend.as_ref(), &limits);
-    let Memory { weight_bytes, state_bytes, scratch_bytes, host_bytes, .. } = memory;
+    let Memory { weight_bytes, state_bytes, scratch_bytes, host_expert_bytes, .. } = memory;
     let text_bytes = text_bytes(&opened.file);
     let total_bytes = weight_bytes + state_bytes + scratch_bytes + text_bytes + program_bytes;
     let (kv_per_1k, kv_windowed) = kv_sizes(opened, backend.as_ref());
@@ -174,7 +174,7 @@ fn print_memory(
             "recurrent_bytes_per_sequence": recurrent_bytes,
             "state_bytes": state_bytes,
             "scratch_bytes": scratch_bytes,
-            "host_expert_bytes": host_bytes,
+            "host_expert_bytes": host_expert_bytes,
             "text_bytes": text_bytes,
             "program_bytes": program_bytes,
             "total_bytes": total_bytes,
@@ -197,10 +197,10 @@ fn print_memory(
         ("tokenizer and metadata", text_bytes),
         ("program", program_bytes),
         ("total memory", total_bytes),
-        ("experts in memory of the host", host_bytes),
+        ("experts in memory of the host", host_expert_bytes),
     ];
     // Only of models with cached experts the last one is more than nothing.
-    let count = rows.len() - usize::from(host_bytes == 0);
+    let count = rows.len() - usize::from(host_expert_bytes == 0);
     for (what, bytes) in &rows[..count] {
         writeln!(out, "{what:<36} {:>12}", human_bytes(*bytes))?;
     }

@@ -123,8 +123,8 @@ fn refusal(model: String, placement: &Placement) -> Error {
     if total_bytes(&memory) > available_bytes {
         return Error::OutOfMemory { model, memory, available_bytes };
     }
-    let host_bytes = memory.host_bytes;
-    Error::HostMemory { model, host_bytes, available_bytes: host_available_bytes }
+    let host_expert_bytes = memory.host_expert_bytes;
+    Error::HostMemory { model, host_expert_bytes, available_bytes: host_available_bytes }
 }
 
 /// The share of chosen experts that have one of a layer's slots.
@@ -153,9 +153,9 @@ impl Speed {
         placement: &Placement,
         hit_rate: f64,
     ) -> Result<Speed> {
-        let bandwidth = backend.bandwidth()?;
+        let bandwidth = backend.measure_bandwidth()?;
         let host_bandwidth = match placement.expert_slots {
-            Some(_) => backend.host_bandwidth()?,
+            Some(_) => backend.measure_host_bandwidth()?,
             None => None,
         };
         let at = |tokens| {
@@ -211,10 +211,10 @@ fn print(
     if let Some(in_use) = in_use(backend) {
         row("in use by the driver and others", in_use)?;
     }
-    if memory.host_bytes > 0 {
-        row("all experts, in memory of the host", memory.host_bytes)?;
+    if memory.host_expert_bytes > 0 {
+        row("all experts, in memory of the host", memory.host_expert_bytes)?;
     }
-    if placement.expert_slots.is_some() && memory.host_bytes == 0 {
+    if placement.expert_slots.is_some() && memory.host_expert_bytes == 0 {
         row("all experts, in the file", placement.part(Part::Experts))?;
     }
     Ok(())
@@ -268,7 +268,7 @@ fn json_of(
         "file_bytes": parts.collect::<serde_json::Map<_, _>>(),
         "weight_bytes": memory.weight_bytes,
         "cached_expert_bytes": memory.cached_expert_bytes,
-        "host_expert_bytes": memory.host_bytes,
+        "host_expert_bytes": memory.host_expert_bytes,
         "expert_slots": slots,
         "kv_bytes": kv.collect::<Vec<_>>(),
         "recurrent_bytes": placement.recurrent_bytes,

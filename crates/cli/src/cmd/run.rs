@@ -13,7 +13,7 @@ use std::io::{IsTerminal, Write, stderr, stdin, stdout};
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use bodkin::Finish;
+use bodkin::FinishReason;
 
 use crate::arguments::find_decoder;
 use crate::terminal::{NoEcho, wrapped};
@@ -89,7 +89,7 @@ fn once(mut session: Session, args: &Args, prompt: &str) -> Result<()> {
             writeln!(stderr(), "\n{}", wrapped(&session::stats(&answer)))?;
         }
     }
-    if answer.finish == Finish::Cancelled {
+    if answer.finish == FinishReason::Cancelled {
         // The engine may be in a long step, for which dropping the session would wait.
         interrupt::end();
     }

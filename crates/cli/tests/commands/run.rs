@@ -176,7 +176,7 @@ fn a_stop_text_ends_the_answer_before_it() {
     let answer = place.json(&[&stopped[..], &["--json"]].concat());
     assert_eq!((&answer["reason"], &answer["text"]), (&"stop".into(), &"".into()));
     assert_eq!(answer["generated_tokens"], 3);
-    // What could have become a stop text is not lost at the end.
+    // What could have become a stop string is not lost at the end.
     assert_eq!(place.text(&[&endless[..], &["--stop", "xy"]].concat()), "xxxxxxxx\n");
 }
 

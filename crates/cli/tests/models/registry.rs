@@ -104,7 +104,7 @@ fn parameters_and_system_prompt_are_those_of_the_layers() {
     let greedy = reference(&["--temperature", "0"]);
     let as_cat = reference(&["--temperature", "0", "-s", "Answer as a cat."]);
     assert_ne!(greedy["prompt_tokens"], as_cat["prompt_tokens"]);
-    // The stop text is the end of what the model says.
+    // The stop string is the end of what the model says.
     let text = as_cat["text"].as_str().unwrap();
     let (half, _) = text.char_indices().nth(text.chars().count() / 2).unwrap();
     let params = json!({"temperature": 0, "stop": [text[half..]]}).to_string();

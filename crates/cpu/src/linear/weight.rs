@@ -6,7 +6,7 @@ use std::ops::Range;
 use bodkin_gguf::Format;
 
 use super::columns::groups::ColumnGroups;
-use super::columns::layout::EIGHT;
+use super::columns::layout::PANEL_MULTIPLE;
 use super::lanes::PANEL_ROWS;
 use super::layout::PackedLayout;
 use super::source::{SourceRows, float_layout};
@@ -43,7 +43,7 @@ impl PackedWeight {
     /// Rows of a panel.
     pub const PANEL_ROWS: usize = PANEL_ROWS;
     /// Rows of column-major weights are padded to a multiple of this.
-    pub const GROUP_ROWS: usize = EIGHT * PANEL_ROWS;
+    pub const GROUP_ROWS: usize = PANEL_MULTIPLE * PANEL_ROWS;
 
     /// Bytes of a dense packed weight; `None` if that overflows or if the layout cannot have this
     /// number of columns.

@@ -14,37 +14,37 @@ use crate::linear::{ActivationFormats, OutRows, PackedWeight, matmul};
 use crate::pool::Worker;
 use crate::program::{ExpertPermutation, Linear, Operand};
 
-/// Chunks per thread of a grouped GEMM.
-const CHUNKS_PER_THREAD: usize = 8;
+/// How often each thread of a grouped GEMM claims a run of panels.
+const CLAIMS_PER_THREAD: usize = 8;
 
-/// Reads of missed experts before threads need them. Waiting for one page after the other would
-/// leave the storage idle most of the time.
-struct ReadAhead<'a> {
+/// Prefetches missed experts from the mapped file (`madvise`) before threads need them. Waiting for
+/// one page after the other would leave the storage idle most of the time.
+struct Prefetch<'a> {
     cache: Option<&'a ExpertCache>,
     file: &'a File,
     order: &'a [u32],
-    /// The number of experts at the start of the order that are in memory.
-    present: usize,
-    /// Which of the layer's weights this stage reads.
+    /// The number of cache hits, at the start of the order; the misses follow.
+    hits: usize,
+    /// Positions among the cache's weights that this stage reads.
     weights: Range<usize>,
 }
 
-impl<'a> ReadAhead<'a> {
-    fn new(step: &'a StepContext<'_>, permutation: usize, linears: &[Linear]) -> ReadAhead<'a> {
+impl<'a> Prefetch<'a> {
+    fn new(step: &'a StepContext<'_>, permutation: usize, linears: &[Linear]) -> Prefetch<'a> {
         let cache = step.caches[permutation].as_ref();
         let positions = linears.iter().filter_map(|linear| cache?.position(linear.weight));
         let weights = positions.map(|at| at..at + 1);
         let weights = weights.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         let order = step.permutations[permutation].order();
-        let present = order.len() - cache.map_or(0, ExpertCache::missed);
-        ReadAhead { cache, file: step.file, order, present, weights: weights.unwrap_or(0..0) }
+        let hits = order.len() - cache.map_or(0, ExpertCache::missed);
+        Prefetch { cache, file: step.file, order, hits, weights: weights.unwrap_or(0..0) }
     }
 
     /// Begins with the first missed experts: this thread's share of them, in the weights of this
     /// stage and of those after it.
     fn start(&self, worker: &Worker<'_>) {
         let Some(cache) = self.cache else { return };
-        let missed = &self.order[self.present..];
+        let missed = &self.order[self.hits..];
         for &expert in
             missed.iter().take(cache.read_ahead()).skip(worker.index).step_by(worker.threads)
         {
@@ -52,10 +52,11 @@ impl<'a> ReadAhead<'a> {
         }
     }
 
-    /// Goes on with a later expert when a thread begins with the one at a place of the order.
+    /// Called when a thread begins with `order[at]`: prefetches this stage's weights of a missed
+    /// expert farther on.
     fn advance(&self, at: usize) {
         let Some(cache) = self.cache else { return };
-        if at >= self.present
+        if at >= self.hits
             && let Some(&expert) = self.order.get(at + cache.read_ahead())
         {
             cache.will_need(self.file, expert as usize, self.weights.clone());
@@ -70,26 +71,28 @@ impl StepContext<'_> {
         let (view, ExpertPermutation { route, used, experts, .. }) =
             (self.permutations[permutation], self.program.permutations[permutation]);
         let tokens = self.batch.tokens.len();
+        // A row of a route has the weights of its experts, then their ids as floats. Without a
+        // route each token goes to all experts.
         let expert = |pair: usize| match route {
             Some(route) => self.read(route, pair / used)[used + pair % used] as usize,
             None => pair % used,
         };
         // SAFETY: one thread runs this stage.
-        let (starts, order, pairs, places, counts, reads) = unsafe {
+        let (starts, order, pairs, places, total_pairs, total_reads) = unsafe {
             (
                 view.starts.part_mut(0..experts + 1),
                 view.order.part_mut(0..experts),
                 view.pairs.part_mut(0..tokens * used),
                 view.places.part_mut(0..tokens * used),
-                view.counts.part_mut(0..experts),
-                view.reads.part_mut(0..1),
+                view.total_pairs.part_mut(0..experts),
+                view.total_reads.part_mut(0..1),
             )
         };
         starts.fill(0);
         (0..tokens * used).for_each(|pair| starts[expert(pair) + 1] += 1);
-        for (count, &new) in counts.iter_mut().zip(&starts[1..]) {
-            *count += u64::from(new);
-            reads[0] += u64::from(new > 0);
+        for (total, &in_step) in total_pairs.iter_mut().zip(&starts[1..]) {
+            *total += u64::from(in_step);
+            total_reads[0] += u64::from(in_step > 0);
         }
         let is_chosen = |expert: usize| starts[expert + 1] > 0;
         match &self.caches[permutation] {
@@ -113,8 +116,9 @@ impl StepContext<'_> {
         starts[0] = 0;
     }
 
-    /// Converts the input of one token's pairs to activation formats, each at its sorted position.
-    pub(super) fn quantize_experts(
+    /// Converts the input of one token's pairs to activation formats, each at its place in the
+    /// permutation.
+    pub(super) fn quantize_expert_inputs(
         &self,
         row: usize,
         input: Operand,
@@ -123,15 +127,16 @@ impl StepContext<'_> {
         formats: ActivationFormats,
     ) {
         let used = self.program.permutations[permutation].used;
-        let count = self.batch.tokens.len() * used;
-        // SAFETY: the permute stage ended with a barrier.
+        let pair_count = self.batch.tokens.len() * used;
+        // SAFETY: the permute stage ended with a barrier, or ran before on this thread.
         let places =
             unsafe { self.permutations[permutation].places.part(row * used..(row + 1) * used) };
         let x = self.read(input, row);
         for format in formats.iter(self.is_prefill(Rows::Tokens, row)) {
-            let activations = self.activations(format, count, cols);
+            let activations = self.activations(format, pair_count, cols);
             for (i, &place) in places.iter().enumerate() {
-                // Each expert has its part of the input, or all share the whole.
+                // Each expert has its part of the input, as those of a down projection, or all
+                // share it.
                 let part = if x.len() == cols { x } else { &x[i * cols..(i + 1) * cols] };
                 // SAFETY: one thread sets this row; matmuls read it after a barrier.
                 unsafe { activations.writer().set(self.isa, place as usize, part) };
@@ -139,8 +144,8 @@ impl StepContext<'_> {
         }
     }
 
-    /// The GEMMs of all chosen experts; threads claim chunks of the weight panels. The clock is
-    /// read once per expert of a chunk: about 30 ns, less than 1 % of its work.
+    /// The GEMMs of all chosen experts; threads claim runs of the weight panels. The clock is
+    /// read once per expert of a run: about 30 ns, less than 1 % of its work.
     pub(super) fn grouped_gemm(
         &self,
         worker: &Worker<'_>,
@@ -151,28 +156,30 @@ impl StepContext<'_> {
     ) {
         let (starts, order) =
             (self.permutations[permutation].starts(), self.permutations[permutation].order());
-        let read_ahead = ReadAhead::new(self, permutation, linears);
-        read_ahead.start(worker);
+        let prefetch = Prefetch::new(self, permutation, linears);
+        prefetch.start(worker);
         let panels = |p: &Linear| self.weights[p.weight.0].matrices[0].panels();
-        let each: usize = linears.iter().map(panels).sum();
-        let total = order.len() * each;
-        let chunk = total.div_ceil(worker.threads * CHUNKS_PER_THREAD).max(1);
-        let all = starts.len() - 1;
-        let slots = worker.index * all..(worker.index + 1) * all;
+        let panels_per_expert: usize = linears.iter().map(panels).sum();
+        let total = order.len() * panels_per_expert;
+        let run = total.div_ceil(worker.threads * CLAIMS_PER_THREAD).max(1);
+        let experts = starts.len() - 1;
+        let own = worker.index * experts..(worker.index + 1) * experts;
         // SAFETY: only this thread accesses its part.
-        let seconds = unsafe { self.permutations[permutation].seconds.part_mut(slots) };
+        let seconds = unsafe { self.permutations[permutation].seconds.part_mut(own) };
         loop {
-            let start = claimed.fetch_add(chunk, Relaxed);
+            let start = claimed.fetch_add(run, Relaxed);
             if start >= total {
                 return;
             }
-            let end = (start + chunk).min(total);
+            let end = (start + run).min(total);
             let mut clock = Instant::now();
-            let chosen = order.iter().enumerate().take(end.div_ceil(each)).skip(start / each);
+            let chosen = order.iter().enumerate();
+            let chosen = chosen.take(end.div_ceil(panels_per_expert));
+            let chosen = chosen.skip(start / panels_per_expert);
             for (at, &expert) in chosen {
-                let (expert, mut before) = (expert as usize, at * each);
+                let (expert, mut before) = (expert as usize, at * panels_per_expert);
                 if start <= before {
-                    read_ahead.advance(at);
+                    prefetch.advance(at);
                 }
                 for linear in linears {
                     let panels = panels(linear);
@@ -192,7 +199,8 @@ impl StepContext<'_> {
         }
     }
 
-    /// The matrix of an expert. If it gets a slot in this step, packs some of its panels there.
+    /// The matrix of an expert. If it gets a slot in this step, packs `panels` there first: no
+    /// other panel of the result may be read.
     ///
     /// # Safety
     /// No other thread touches these panels in this step.
@@ -204,16 +212,16 @@ impl StepContext<'_> {
         panels: Range<usize>,
     ) -> &PackedWeight {
         let weight = &self.weights[linear.weight.0];
-        let in_file = &weight.matrices[expert];
+        let loaded = &weight.matrices[expert];
         let cache = self.caches[permutation].as_ref().filter(|_| !weight.slots.is_empty());
         match cache.map(|cache| cache.location(expert)) {
-            None | Some(Location::File) => in_file,
+            None | Some(Location::File) => loaded,
             Some(Location::Slot(slot)) => weight.slots[slot].matrix(),
             Some(Location::NewSlot(slot)) => {
                 let slot = &weight.slots[slot];
-                // SAFETY: the caller's promise; only chosen experts are read, and no slot of one
-                // is given away.
-                unsafe { slot.pack(self.isa, in_file, panels) };
+                // SAFETY: the caller's promise; the cache evicts no expert that this step has
+                // chosen.
+                unsafe { slot.pack(self.isa, loaded, panels) };
                 slot.matrix()
             }
         }
@@ -229,7 +237,7 @@ impl StepContext<'_> {
         (expert, tokens, panels): (usize, Range<usize>, Range<usize>),
     ) {
         let used = self.program.permutations[permutation].used;
-        let count = self.batch.tokens.len() * used;
+        let pair_count = self.batch.tokens.len() * used;
         // SAFETY: this thread alone has claimed these panels.
         let matrix = unsafe { self.expert_matrix(permutation, linear, expert, panels.clone()) };
         let bias = linear.bias.map(|id| {
@@ -240,10 +248,10 @@ impl StepContext<'_> {
         assert!(self.batch.tokens.len() * stride <= buffer.len(), "space for every row");
         let scratch = self.scratch[worker.index];
         // SAFETY: the permute stage ended with a barrier.
-        let pairs = unsafe { self.permutations[permutation].pairs.part(0..count) };
+        let pairs = unsafe { self.permutations[permutation].pairs.part(0..pair_count) };
         let is_prefill = |pair: usize| self.is_prefill(Rows::Tokens, pairs[pair] as usize / used);
         self.for_formats(matrix.layout(), tokens, is_prefill, |tokens, format| {
-            let (x, panels) = (self.activations(format, count, cols), panels.clone());
+            let (x, panels) = (self.activations(format, pair_count, cols), panels.clone());
             // SAFETY: the buffer has the rows; this thread alone has claimed these panels, so it
             // alone writes their columns of these pairs; the scratch is this thread's.
             unsafe {

@@ -85,8 +85,8 @@ impl StepContext<'_> {
             RowOp::Mask { values, linear } => {
                 rows::mask(self.write(values, row), self.thresholds[linear]);
             }
-            RowOp::QuantizeExperts { input, cols, permutation, formats } => {
-                self.quantize_experts(row, input, cols, permutation, formats);
+            RowOp::QuantizeExpertInputs { input, cols, permutation, formats } => {
+                self.quantize_expert_inputs(row, input, cols, permutation, formats);
             }
             RowOp::Quantize { input, formats } => self.quantize(rows, row, input, formats),
         }

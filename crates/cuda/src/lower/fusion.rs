@@ -85,11 +85,12 @@ fn readers(plan: &Plan, program: &Program, i: usize, norm: &Norm) -> Vec<usize> 
             let format = plan.weight(matmul.operands[0].weight).format;
             let is_f32 = PackedLayout::of(format) == PackedLayout::F32;
             // All experts of a row read the same input.
-            let shares = matmul.experts.is_none_or(|experts| experts.is_shared && !is_f32);
+            let shares = matmul.experts.is_none_or(|experts| experts.shares_input && !is_f32);
             let is_input = [out, half_out].contains(&Some(matmul.input));
-            let is_added = matches!(matmul.epilogue, Epilogue::Add { to, .. } if out == Some(to));
+            let is_added =
+                matches!(matmul.epilogue, Epilogue::Add { residual, .. } if out == Some(residual));
             let fits = !is_f32 || width <= MAX_F32_COLS;
-            shares && !matmul.is_outputs && is_input && !is_added && fits
+            shares && !matmul.gathers_outputs && is_input && !is_added && fits
         }
         _ => false,
     };
@@ -171,7 +172,9 @@ mod tests {
         }
         let program = lower(&plan, true, 1);
         let has_added = |stage: &Stage| match &stage.work {
-            Work::Matmul(Matmul { epilogue: Epilogue::Add { to, .. }, .. }) => Some(*to),
+            Work::Matmul(Matmul { epilogue: Epilogue::Add { residual, .. }, .. }) => {
+                Some(*residual)
+            }
             _ => None,
         };
         let added = program.stages.iter().find_map(has_added).unwrap();

@@ -5,21 +5,21 @@ use bodkin_model::{Op, Value as PlanValue, WeightId};
 
 use super::lowering::Lowering;
 use super::matrices::matrix_of;
-use super::stage::{Content, Halves, Value, Work};
+use super::stage::{Content, F16Rows, Value, Work};
 use crate::constants::CHUNK_COLS;
 use crate::packed::PackedLayout;
 
 impl Lowering<'_> {
     /// The halves of a value of the plan that the current stage makes.
     fn half_out(&mut self, i: usize, parts: usize) -> Value {
-        let content = Content::Halves(self.halves_of(i, parts));
+        let content = Content::F16(self.halves_of(i, parts));
         let value = self.value(self.plan.rows(PlanValue(i)), content);
         self.halves.insert((i, parts), value);
         value
     }
 
-    fn halves_of(&self, i: usize, parts: usize) -> Halves {
-        Halves { parts, cols: self.plan.widths[i] / parts }
+    fn halves_of(&self, i: usize, parts: usize) -> F16Rows {
+        F16Rows { parts, cols: self.plan.widths[i] / parts }
     }
 
     /// The halves of a value of the plan, converted from its floats if no stage makes them.

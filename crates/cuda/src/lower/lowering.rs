@@ -13,7 +13,7 @@ use super::stage::{
     InputNorm, Matmul, Norm, Operand, Residual, Rotate, Route, RouteChosen, ScanStage, Sparse,
     Stage, Value, Work,
 };
-use super::value::ValueSpec;
+use super::value::ValueShape;
 use crate::constants::INLINED_COLS;
 use crate::packed::{PackedLayout, Shape};
 
@@ -33,7 +33,7 @@ pub(super) struct Lowering<'a> {
     /// The norms that make halves, where matmuls can compute them.
     pub(super) norms: HashMap<Value, InputNorm>,
     pub(super) stages: Vec<Stage>,
-    pub(super) values: Vec<ValueSpec>,
+    pub(super) values: Vec<ValueShape>,
     pub(super) ropes: Vec<Rope>,
     pub(super) routings: Vec<usize>,
 }
@@ -67,7 +67,7 @@ impl<'a> Lowering<'a> {
     }
 
     pub(super) fn value(&mut self, rows: Rows, content: Content) -> Value {
-        self.values.push(ValueSpec { rows, content, view: None, can_swizzle: false });
+        self.values.push(ValueShape { rows, content, view: None, may_be_swizzled: false });
         Value(self.values.len() - 1)
     }
 
@@ -321,7 +321,7 @@ impl<'a> Lowering<'a> {
         let out = self.out(i);
         let (rows, content) = (self.values[whole.0].rows, Content::Floats(len));
         self.values[out.0] =
-            ValueSpec { rows, content, view: Some((base, start)), can_swizzle: false };
+            ValueShape { rows, content, view: Some((base, start)), may_be_swizzled: false };
         true
     }
 
@@ -363,7 +363,7 @@ impl<'a> Lowering<'a> {
         let operands = vec![Operand { weight, bias, out: Some(self.out(i)) }];
         let (epilogue, experts) = (Epilogue::None, None);
         let norm = self.norms.get(&input).copied();
-        Work::Matmul(Matmul { input, is_outputs: true, norm, operands, epilogue, experts })
+        Work::Matmul(Matmul { input, gathers_outputs: true, norm, operands, epilogue, experts })
     }
 
     /// Whether the matmuls that read norm `i` can compute it, in which case it is recorded for

@@ -57,7 +57,7 @@ impl Lowering<'_> {
         let route = route.map(|route| self.floats(route));
         let input = self.input(input, parts, weight);
         // One part for one expert is the same either way.
-        let experts = Experts { route, count, used, is_shared: parts == 1 };
+        let experts = Experts { route, count, used, shares_input: parts == 1 };
         self.matmuls(first, input, Some(experts))
     }
 
@@ -83,7 +83,7 @@ impl Lowering<'_> {
             let to = self.floats(to);
             let out = self.out(sum);
             let operands = vec![self.operand(first, Some(out))];
-            (operands, Epilogue::Add { to, factor }, sum, sum + 1)
+            (operands, Epilogue::Add { residual: to, factor }, sum, sum + 1)
         } else {
             let mut next = first + 1;
             while next - first < MATRICES
@@ -108,7 +108,7 @@ impl Lowering<'_> {
         };
         let name = self.names(&operands.iter().map(|operand| operand.weight).collect::<Vec<_>>());
         let norm = self.norms.get(&input).copied();
-        let matmul = Matmul { input, is_outputs: false, norm, operands, epilogue, experts };
+        let matmul = Matmul { input, gathers_outputs: false, norm, operands, epilogue, experts };
         self.push(made, Work::Matmul(matmul), &name);
         next
     }

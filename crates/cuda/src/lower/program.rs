@@ -3,7 +3,7 @@
 use bodkin_model::Rope;
 
 use super::stage::{InputNorm, Stage};
-use super::value::{Value, ValueSpec};
+use super::value::{Value, ValueShape};
 
 /// How the persistent kernel runs a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +29,7 @@ pub(crate) enum MatmulFusion {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Program {
     pub(crate) stages: Vec<Stage>,
-    pub(crate) values: Vec<ValueSpec>,
+    pub(crate) values: Vec<ValueShape>,
     /// The value that the host reads.
     pub(crate) output: Value,
     /// The distinct rotations.

@@ -185,7 +185,7 @@ mod tests {
                     assert!(partial.remove(value), "{name}: {value:?} is gathered for nothing");
                     let columns = match program.values[value.0].content {
                         Content::Floats(width) => width / used,
-                        Content::Halves(halves) => halves.cols,
+                        Content::F16(halves) => halves.cols,
                     };
                     assert_eq!(own(*weight).full_rows, columns, "{name}: {value:?}");
                     assert_eq!(program.values[value.0].rows, stage.rows, "{name}: {value:?}");

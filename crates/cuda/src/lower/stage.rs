@@ -3,7 +3,7 @@
 use bodkin_model::{Act, Attention, EmbedBy, NormKind, PoolKind, RopeStyle, Routing, Rows};
 use bodkin_model::{Compression, DeltaRule, Indexer, Plan, Scan, WeightId};
 
-pub(crate) use super::value::{Content, Halves, Value};
+pub(crate) use super::value::{Content, F16Rows, Value};
 
 /// A weight of a matmul, with its bias and result.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,8 +19,8 @@ pub(crate) struct Operand {
 pub(crate) enum Epilogue {
     /// Nothing.
     None,
-    /// Adds the product of the first result and a factor to a value.
-    Add { to: Value, factor: f32 },
+    /// Adds a value to the product of the first result and a factor.
+    Add { residual: Value, factor: f32 },
     /// Gates the second result by the first, and stores the product as floats or halves.
     Gate { act: Act, out: Value },
     /// Stores the activation of the only result as floats or halves.
@@ -37,7 +37,7 @@ pub(crate) struct Experts {
     /// Experts of a row.
     pub(crate) used: usize,
     /// Whether all experts of a row read the same input.
-    pub(crate) is_shared: bool,
+    pub(crate) shares_input: bool,
 }
 
 /// A matmul with one or several weights.
@@ -45,7 +45,7 @@ pub(crate) struct Experts {
 pub(crate) struct Matmul {
     pub(crate) input: Value,
     /// Whether the input has all tokens' rows, of which only the outputs' are read.
-    pub(crate) is_outputs: bool,
+    pub(crate) gathers_outputs: bool,
     /// The norm that makes the input, if a matmul of one row can compute it.
     pub(crate) norm: Option<InputNorm>,
     pub(crate) operands: Vec<Operand>,
@@ -336,7 +336,7 @@ pub(crate) enum Work {
     /// Converts floats to matmul inputs.
     ConvertInput {
         input: Value,
-        halves: Halves,
+        halves: F16Rows,
         out: Value,
     },
     Matmul(Matmul),
@@ -425,7 +425,7 @@ impl Stage {
                 values.extend(m.operands.iter().map(|operand| operand.out));
                 values.push(match m.epilogue {
                     Epilogue::None => None,
-                    Epilogue::Add { to: value, .. }
+                    Epilogue::Add { residual: value, .. }
                     | Epilogue::Gate { out: value, .. }
                     | Epilogue::Act { out: value, .. } => Some(value),
                 });

@@ -4,7 +4,7 @@
 use bodkin_model::{Plan, Rows};
 
 use super::program::Program;
-use super::stage::{Content, Epilogue, Halves, Matmul, Stage, Value, Work};
+use super::stage::{Content, Epilogue, F16Rows, Matmul, Stage, Value, Work};
 use crate::constants::CHUNK_COLS;
 use crate::packed::PackedLayout;
 
@@ -13,22 +13,22 @@ use crate::packed::PackedLayout;
 pub(super) fn mark(plan: &Plan, program: &mut Program) {
     for v in 0..program.values.len() {
         let spec = &program.values[v];
-        let Content::Halves(Halves { parts: 1, cols }) = spec.content else { continue };
+        let Content::F16(F16Rows { parts: 1, cols }) = spec.content else { continue };
         let is_whole = cols.is_multiple_of(CHUNK_COLS) && spec.rows == Rows::Tokens;
         let uses = program.uses(Value(v));
-        let all_can = uses.iter().all(|&i| can_swizzle(plan, &program.stages[i], Value(v)));
-        program.values[v].can_swizzle = is_whole && spec.view.is_none() && all_can;
+        let all_can = uses.iter().all(|&i| may_be_swizzled(plan, &program.stages[i], Value(v)));
+        program.values[v].may_be_swizzled = is_whole && spec.view.is_none() && all_can;
     }
 }
 
 /// Whether a stage can store a swizzled value, or read it.
-fn can_swizzle(plan: &Plan, stage: &Stage, value: Value) -> bool {
+fn may_be_swizzled(plan: &Plan, stage: &Stage, value: Value) -> bool {
     let can = match &stage.work {
         Work::Norm(norm) => norm.half_out == Some(value),
         Work::Attend(attend) => attend.half_out == Some(value),
         Work::Elementwise { half_out, .. } => *half_out == Some(value),
         Work::Scan(scan) => scan.half_out == Some(value),
-        Work::Matmul(matmul) if matmul.experts.is_some() || matmul.is_outputs => false,
+        Work::Matmul(matmul) if matmul.experts.is_some() || matmul.gathers_outputs => false,
         Work::Matmul(matmul) if matmul.input == value => is_wgmma(plan, matmul),
         Work::Matmul(matmul) => {
             matches!(matmul.epilogue, Epilogue::Gate { .. } | Epilogue::Act { .. })
@@ -55,7 +55,7 @@ mod tests {
     fn readers(model: &str, devices: usize) -> BTreeSet<String> {
         let program = lower(&plan_of(model), true, devices);
         let reads = |stage: &&Stage| match &stage.work {
-            Work::Matmul(matmul) => program.values[matmul.input.0].can_swizzle,
+            Work::Matmul(matmul) => program.values[matmul.input.0].may_be_swizzled,
             _ => false,
         };
         program.stages.iter().filter(reads).map(|stage| stage.name.clone()).collect()

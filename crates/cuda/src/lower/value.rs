@@ -13,73 +13,76 @@ pub(crate) struct Value(pub(crate) usize);
 pub(crate) enum Content {
     /// `width` f32.
     Floats(usize),
-    /// Matmul inputs in half precision, padded with zeros to whole chunks.
-    Halves(Halves),
+    /// Matmul inputs in f16, times `INPUT_SCALE`, each row padded with zeros to whole chunks.
+    F16(F16Rows),
 }
 
-/// Matmul inputs: `parts` rows of `cols` columns for each row of the plan's value.
+/// Matmul inputs: `parts` rows of `cols` columns for each row of the plan's value; more than one
+/// where experts or heads have inputs of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Halves {
+pub(crate) struct F16Rows {
     pub(crate) parts: usize,
     pub(crate) cols: usize,
 }
 
-impl Halves {
-    /// The distance of parts in elements.
+impl F16Rows {
+    /// Elements from one part to the next.
     pub(crate) fn stride(self) -> usize {
         self.cols.next_multiple_of(CHUNK_COLS)
     }
 }
 
 impl Content {
-    /// The distance of rows, or of parts where a row has several, in elements.
+    /// Elements from one row to the next, or from one part to the next where a row has several.
     pub(crate) fn stride(self) -> usize {
         match self {
             Content::Floats(width) => width,
-            Content::Halves(halves) => halves.stride(),
+            Content::F16(halves) => halves.stride(),
         }
     }
 
     pub(crate) fn element_bytes(self) -> usize {
         match self {
             Content::Floats(_) => 4,
-            Content::Halves(_) => 2,
+            Content::F16(_) => 2,
         }
     }
 
-    /// The distance of whole rows, in elements.
+    /// Elements from one whole row to the next.
     pub(crate) fn row_stride(self) -> usize {
         match self {
             Content::Floats(width) => width,
-            Content::Halves(halves) => halves.parts * halves.stride(),
+            Content::F16(halves) => halves.parts * halves.stride(),
         }
     }
 }
 
-/// A value of the program.
+/// The shape of a value of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ValueSpec {
+pub(crate) struct ValueShape {
     pub(crate) rows: Rows,
     pub(crate) content: Content,
-    /// If it is a part of another value's rows: that value, and the first column.
+    /// If it is a range of another value's columns: that value, and the first of them.
     pub(crate) view: Option<(Value, usize)>,
-    /// Whether all readers can be `gemm_wgmma`, for which halves can be swizzled.
-    pub(crate) can_swizzle: bool,
+    /// Whether the stages that write and read it know `wgmma`'s swizzled order, see
+    /// [`swizzle`](super::swizzle). Steps with too few rows, or without `wgmma`, do not use it.
+    pub(crate) may_be_swizzled: bool,
 }
 
-impl ValueSpec {
+impl ValueShape {
     /// Bytes for a step of `tokens` tokens and `outputs` outputs.
     pub(crate) fn bytes(&self, tokens: usize, outputs: usize) -> u64 {
         let parts = match self.content {
             Content::Floats(_) => 1,
-            Content::Halves(halves) => halves.parts,
+            Content::F16(halves) => halves.parts,
         };
         let row = self.content.element_bytes() * parts * self.content.stride();
         let rows = match self.rows {
             Rows::Tokens => tokens,
             Rows::Outputs => outputs,
         };
-        let is_swizzled = self.can_swizzle && rows > WGMMA_GEMV_ROWS;
+        // Room for the worst case.
+        let is_swizzled = self.may_be_swizzled && rows > WGMMA_GEMV_ROWS;
         row as u64 * if is_swizzled { rows.next_multiple_of(PANEL_ROWS) } else { rows } as u64
     }
 }

@@ -75,7 +75,7 @@ impl CudaModel {
     /// devices together.
     fn work(&self, stage: &Stage, times: &Times) -> (u64, u64) {
         let Work::Matmul(matmul) = &stage.work else { return (0, 0) };
-        let rows = match (stage.rows, matmul.is_outputs) {
+        let rows = match (stage.rows, matmul.gathers_outputs) {
             (Rows::Tokens, false) => times.tokens,
             _ => times.outputs,
         };

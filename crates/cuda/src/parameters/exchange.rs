@@ -24,7 +24,7 @@ parameters! {
     struct AllGather: 200 {
         values: [OwnColumns; MATRICES],
         /// [peers]: bytes from a value on this device to the same one on each other device
-        distances: (const u64 *),
+        peer_offsets: (const u64 *),
         /// on each other device: the barriers that this one has reached
         arrivals: [u64; MAX_PEERS],
         /// [peers]: the barriers that each other device has reached

@@ -39,7 +39,7 @@ parameters! {
     struct RouteChosen: 88 {
         /// without a bias
         route: Route,
-        /// [rows, chosen_stride]: numbers of experts
+        /// [rows, chosen_stride]: ids of experts
         chosen: (const float *),
         chosen_stride: u32, padding: u32,
     }
@@ -99,7 +99,7 @@ parameters! {
         /// [rows from `first_row` on, score_stride]
         scores: (const float *),
         metadata: (const u32 *),
-        /// [rows, out_stride]: numbers, ascending, then -1
+        /// [rows, out_stride]: indices, ascending, then -1
         out: (float *),
         score_stride: u32, out_stride: u32, first_row: u32,
         /// tokens of an entry
@@ -111,12 +111,12 @@ parameters! {
     /// Attention to selected tokens, or to the tokens of a window and to blocks of tokens.
     struct AttendEntries: 240 {
         attention: Attention,
-        /// [rows, selected_stride]: numbers of entries, or none: all
+        /// [rows, selected_stride]: indices of entries, or none: all
         selected: (const float *),
         /// of all pages, key and value of each block; or none
         blocks: (const KvElement *),
         selected_stride: u32,
-        /// numbers of a row, at most
+        /// indices of a row, at most
         top_k: u32,
         /// tokens of a block
         block_ratio: u32,

@@ -47,14 +47,14 @@ impl Step<'_> {
         let [least, whole] = shared_memory::attend_bytes(kv, a, slot);
         let prefill = prefill_kernel(a).filter(|_| kv != KvLayout::F32);
         let prefill = prefill.filter(|_| self.size.has_prefill);
-        let is_alone = self.size.spans == self.size.tokens
+        let fuses_kv_write = self.size.spans == self.size.tokens
             && prefill.is_none()
             && whole <= ATTENTION_BYTES
             && attend.kv.is_some();
-        if let (false, Some(kv)) = (is_alone, attend.kv) {
+        if let (false, Some(kv)) = (fuses_kv_write, attend.kv) {
             self.store(rows, attend, kv)?;
         }
-        let mut parameters = self.attend_parameters(rows, attend, is_alone);
+        let mut parameters = self.attend_parameters(rows, attend, fuses_kv_write);
         if let Some(i) = prefill {
             self.attend_prefill(i, a, &parameters)?;
             if !self.size.has_decode {
@@ -70,10 +70,10 @@ impl Step<'_> {
             (&self.kernels.decode_attention(kv)[i], 32 * SPLIT_TILES)
         } else {
             let grouped = usize::from(a.heads > a.kv_heads);
-            (&self.kernels.attention(kv).attention[grouped], KV_SPLIT)
+            (&self.kernels.attention(kv).decode[grouped], KV_SPLIT)
         };
-        let kernel = kernels[usize::from(is_alone)];
-        let shared = if is_alone { whole } else { least };
+        let kernel = kernels[usize::from(fuses_kv_write)];
+        let shared = if fuses_kv_write { whole } else { least };
         // SAFETY: the page tables cover what the rows attend to; there is room for the partials.
         unsafe { self.device.launch(kernel, grid, threads, shared, &parameters) }
     }
@@ -126,7 +126,7 @@ impl Step<'_> {
         &self,
         rows: usize,
         attend: &Attend,
-        is_alone: bool,
+        fuses_kv_write: bool,
     ) -> p::Attention {
         let Attend { q, kv, rotation, attention: a, slot, out, half_out, .. } = attend;
         let [(k, k_stride), (v, v_stride)] =
@@ -170,7 +170,7 @@ impl Step<'_> {
         (parameters.out, parameters.out_stride) = self.place(*out);
         (parameters.half_out, parameters.half_stride) = self.half_place(*half_out);
         match rotation {
-            Some(r) if is_alone => {
+            Some(r) if fuses_kv_write => {
                 parameters.cos_sin = self.at.angles[r.rope];
                 parameters.rotary_pairs = (self.program.ropes[r.rope].dims / 2) as u32;
                 parameters.is_neox = u32::from(r.style == RopeStyle::Neox);

@@ -18,7 +18,7 @@ impl Step<'_> {
         for (own, &(value, weight)) in parameters.values.iter_mut().zip(results) {
             let shape = &self.weights[weight.0].shape;
             let element = self.content(value).element_bytes();
-            let (at, stride) = self.result_place(value, shape, *used);
+            let (at, stride) = self.result_address(value, shape, *used);
             let stride = (element * stride as usize) as u64;
             let bytes = (element * shape.rows) as u32;
             *own = p::OwnColumns { at, stride, bytes, padding: 0 };
@@ -38,7 +38,7 @@ impl Step<'_> {
         let mut arrivals = [0; MAX_PEERS];
         arrivals[..self.at.arrivals.len()].copy_from_slice(&self.at.arrivals);
         p::AllGather {
-            distances: self.distances(),
+            peer_offsets: self.peer_offsets(),
             arrivals,
             reached: self.at.barriers_reached,
             expected: self.at.barriers_expected,
@@ -48,10 +48,10 @@ impl Step<'_> {
         }
     }
 
-    /// Where the distances of this step's values on the other devices are.
-    pub(super) fn distances(&self) -> u64 {
+    /// Where the peer_offsets of this step's values on the other devices are.
+    pub(super) fn peer_offsets(&self) -> u64 {
         let is_persistent = self.arena.1 == self.at.non_aliased;
-        self.at.distances[usize::from(is_persistent)]
+        self.at.peer_offsets[usize::from(is_persistent)]
     }
 
     fn launch_exchange(&self, parameters: &p::AllGather) -> Result<()> {

@@ -12,7 +12,7 @@ const BLOCKS: usize = 2;
 impl Step<'_> {
     /// Gives slots to the experts that a routing has chosen, if they are cached, before they are
     /// read: each then crosses the bus once, however many rows have chosen it.
-    pub(super) fn update_chosen(&self, routing: usize) -> Result<()> {
+    pub(super) fn cache_chosen_experts(&self, routing: usize) -> Result<()> {
         match self.at.expert_cache.get(routing) {
             Some(&Some(layer)) => self.update(layer, 1, false),
             _ => Ok(()),

@@ -141,7 +141,7 @@ impl Step<'_> {
             groups: self.at.groups,
             permutation: self.at.permutation,
             panel_rows: pairs.permuted_rows() as u32,
-            outputs_per_input: if experts.is_shared { experts.used as u32 } else { 1 },
+            outputs_per_input: if experts.shares_input { experts.used as u32 } else { 1 },
             ..gemm
         };
         let key = Some((experts.route, matmul.rows, experts.used, width));

@@ -1,7 +1,7 @@
 //! Matmuls, the choice of experts, and the sum of their results. A matmul multiplies `[rows, cols]`
 //! inputs with one or several weights of `[weight rows, cols]`, or each row with the weights of its
-//! experts. A tile is 16 weight rows, a chunk 64 columns of a tile; a slice is the chunks of a tile
-//! that one warp sums, and a slot is what it copies to shared memory at once.
+//! experts. A tile is 16 weight rows, a chunk 64 columns of a tile; a slice is one split-K part of
+//! a tile's chunks, summed in order, and a slot is what a warp copies to shared memory at once.
 
 use bodkin_backend::Result;
 use bodkin_model::{Gating, WeightId};
@@ -39,11 +39,11 @@ impl Step<'_> {
 
     /// The parameters of a matmul.
     pub(super) fn matmul_parameters(&self, rows: usize, matmul: &Matmul) -> p::Matmul {
-        let Matmul { input, is_outputs, norm, operands, epilogue, experts } = matmul;
+        let Matmul { input, gathers_outputs, norm, operands, epilogue, experts } = matmul;
         let first = &self.weights[operands[0].weight.0];
         let mut parameters = p::Matmul {
             input: self.address(*input),
-            metadata: if *is_outputs { self.at.metadata } else { 0 },
+            metadata: if *gathers_outputs { self.at.metadata } else { 0 },
             input_stride: self.stride(*input),
             matrix_count: operands.len() as u32,
             chunks: first.shape.chunks() as u32,
@@ -52,18 +52,18 @@ impl Step<'_> {
             rows: rows as u32,
             cols: first.shape.cols as u32,
             chunk_bytes: first.shape.layout.chunk_bytes() as u32,
-            slot_bytes: first.shape.layout.slot_bytes() as u32,
+            persistent_slot_bytes: first.shape.layout.slot_bytes() as u32,
             factor: 1.0,
             ..p::Matmul::default()
         };
         if let (Some(norm), true) = (norm, self.inlines_norms()) {
-            self.normalize_input(&mut parameters, norm);
+            self.set_input_norm(&mut parameters, norm);
         }
         let (is_gated, used) = (matmul.is_gated(), matmul.used());
         for (matrix, operand) in parameters.matrices.iter_mut().zip(operands) {
             let weight = &self.weights[operand.weight.0];
-            let place = |value| self.result_place(value, &weight.shape, used);
-            let (out, out_stride) = operand.out.map_or((0, 0), place);
+            let address = |value| self.result_address(value, &weight.shape, used);
+            let (out, out_stride) = operand.out.map_or((0, 0), address);
             *matrix = p::Matrix {
                 packed: weight.packed,
                 exponents: weight.exponents,
@@ -77,19 +77,19 @@ impl Step<'_> {
             parameters.tiles =
                 if is_gated { matrix.tiles } else { parameters.tiles + matrix.tiles };
         }
-        self.store_on_peers(&mut parameters, operands);
+        self.set_peers(&mut parameters, operands);
         match epilogue {
             Epilogue::None => {}
-            Epilogue::Add { to, factor } => {
+            Epilogue::Add { residual, factor } => {
                 parameters.factor = *factor;
                 (parameters.residual, parameters.residual_stride) =
-                    self.result_place(*to, &first.shape, used);
+                    self.result_address(*residual, &first.shape, used);
             }
             Epilogue::Gate { act, out } | Epilogue::Act { act, out } => {
-                (parameters.act, parameters.is_activated) =
+                (parameters.act, parameters.has_act_epilogue) =
                     (act_number(*act), u32::from(!is_gated));
-                let (address, stride) = self.result_place(*out, &first.shape, used);
-                if let Content::Halves(_) = self.content(*out) {
+                let (address, stride) = self.result_address(*out, &first.shape, used);
+                if let Content::F16(_) = self.content(*out) {
                     parameters.half_out = address;
                     parameters.half_stride = stride | self.swizzled_mark(*out);
                 } else {
@@ -102,30 +102,30 @@ impl Step<'_> {
             (parameters.route, parameters.route_stride) = self.place(experts.route);
             parameters.experts = experts.count as u32;
             parameters.experts_used = experts.used as u32;
-            parameters.shares_input = u32::from(experts.is_shared);
+            parameters.shares_input = u32::from(experts.shares_input);
         }
         parameters
     }
 
-    /// Lets a matmul store its results on the other devices, too, if all its weights are sharded.
-    fn store_on_peers(&self, matmul: &mut p::Matmul, operands: &[Operand]) {
+    /// Makes a matmul store its results on the other devices, too, if all its weights are sharded.
+    fn set_peers(&self, matmul: &mut p::Matmul, operands: &[Operand]) {
         let shapes = operands.iter().map(|operand| self.weights[operand.weight.0].shape);
         if shapes.map(|shape| (shape.rows, shape.full_rows)).all(|(own, all)| own < all) {
             matmul.peers = self.at.arrivals.len() as u32;
-            matmul.distances = self.distances();
+            matmul.peer_offsets = self.peer_offsets();
         }
     }
 
-    /// Lets a matmul compute the norm of its input.
-    pub(super) fn normalize_input(&self, matmul: &mut p::Matmul, norm: &InputNorm) {
+    /// Makes a matmul compute the norm of its input.
+    pub(super) fn set_input_norm(&self, matmul: &mut p::Matmul, norm: &InputNorm) {
         matmul.norm_input = self.address(norm.input);
         matmul.norm_weight = self.vector(Some(norm.weight));
         matmul.norm_eps = norm.eps;
     }
 
-    /// Where a device's rows of a weight have their results in a value: the address of the first,
-    /// and the distance from row to row in elements. `used` results lie side by side in a row.
-    pub(crate) fn result_place(&self, value: Value, shape: &Shape, used: usize) -> (u64, u32) {
+    /// Where the results of a device's rows of a weight are in a value: the address of the first,
+    /// and the elements from one result to the next. `used` of them lie side by side in a row.
+    pub(crate) fn result_address(&self, value: Value, shape: &Shape, used: usize) -> (u64, u32) {
         let content = self.content(self.program.base(value));
         let offset = content.element_bytes() * shape.first_row;
         (self.address(value) + offset as u64, (content.row_stride() / used) as u32)
@@ -134,17 +134,17 @@ impl Step<'_> {
     /// Launches a matmul with f32 weights.
     fn launch_f32(&self, matmul: &p::Matmul, weight_rows: usize) -> Result<()> {
         let rows = matmul.rows as usize;
-        let inputs = match matmul.experts_used {
+        let row_blocks = match matmul.experts_used {
             0 => rows.div_ceil(GEMV_F32_ROWS),
             used => rows * used as usize,
         };
-        // Where there are many, a block takes four rows of weights.
+        // With many input rows, a block takes four weight rows.
         let (kernel, blocks) = match rows > GEMV_ROWS {
             true => (self.kernels.gemv_f32[1], weight_rows.div_ceil(4)),
             false => (self.kernels.gemv_f32[0], weight_rows),
         };
         // SAFETY: the weights have these shapes, and values room for the step's rows.
-        unsafe { self.device.launch(kernel, [blocks, inputs, 1], GEMV_F32_THREADS, 0, matmul) }
+        unsafe { self.device.launch(kernel, [blocks, row_blocks, 1], GEMV_F32_THREADS, 0, matmul) }
     }
 
     fn launch_gemv(
@@ -154,23 +154,23 @@ impl Step<'_> {
         is_gated: bool,
     ) -> Result<()> {
         let (rows, tiles) = (matmul.rows as usize, matmul.tiles as usize);
-        // Of experts, each (row, expert) pair is a matmul of its own.
+        // With experts, each (row, expert) pair is a matmul of its own.
         let (wide, pairs) = match matmul.experts_used {
             0 => (usize::from(rows > 8), 1),
             used => (0, rows * used as usize),
         };
-        let processors = self.device.processors as usize;
+        let multiprocessors = self.device.processors as usize;
         let work = tiles.div_ceil(shape.tiles_per_block());
-        let blocks = (GEMV_BLOCKS * processors).div_ceil(pairs);
+        let blocks = (GEMV_BLOCKS * multiprocessors).div_ceil(pairs);
         let grid = [work.min(blocks), pairs, 1];
         let kernel = self.kernels.of(layout).gemv_mma[wide][usize::from(is_gated)];
-        let inputs = if matmul.experts_used == 0 { rows } else { 1 };
-        // Shared memory holds a single row of input, too.
-        let is_cached = matmul.experts_used == 0 && rows == 1;
-        let cached = if is_cached { matmul.input_stride as usize } else { 0 };
-        let shared = gemv_bytes(layout, is_gated, inputs, cached);
-        // SAFETY: the weights have these shapes, values room for the step's rows, and the routed
-        // experts are below their number.
+        let rows_per_block = if matmul.experts_used == 0 { rows } else { 1 };
+        // A single row of input is staged in shared memory, too.
+        let stages_input = matmul.experts_used == 0 && rows == 1;
+        let staged_cols = if stages_input { matmul.input_stride as usize } else { 0 };
+        let shared = gemv_bytes(layout, is_gated, rows_per_block, staged_cols);
+        // SAFETY: the weights have these shapes, values room for the step's rows, and routes
+        // hold ids of existing experts.
         unsafe { self.device.launch(kernel, grid, THREADS, shared, matmul) }
     }
 
@@ -181,7 +181,7 @@ impl Step<'_> {
         unsafe {
             self.device.launch(self.kernels.route, grid, ROUTE_THREADS, shared, &parameters)?;
         }
-        self.update_chosen(route.index)
+        self.cache_chosen_experts(route.index)
     }
 
     /// The parameters of a choice of experts.
@@ -219,14 +219,15 @@ impl Step<'_> {
     ) -> Result<()> {
         let parameters = p::ScaleExperts {
             route: self.address(route),
-            numbers: self.vector(Some(weight)),
+            scales: self.vector(Some(weight)),
             out: self.address(out),
             stride: self.stride(route),
             out_stride: self.stride(out),
+            // A row of a route is weights, then the ids.
             experts_used: self.stride(route) / 2,
             padding: 0,
         };
-        // SAFETY: values have room for the step's rows, and routes are numbers of experts.
+        // SAFETY: values have room for the step's rows, and routes hold ids of existing experts.
         unsafe { self.device.launch(self.kernels.scale_experts, [rows, 1, 1], 32, 0, &parameters) }
     }
 

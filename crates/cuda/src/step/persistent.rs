@@ -28,16 +28,16 @@ impl Step<'_> {
                 let shape = &self.weights[matmul.operands[0].weight.0].shape;
                 match fusion {
                     MatmulFusion::None => {}
-                    MatmulFusion::Norm(norm) => self.normalize_input(&mut parameters, norm),
+                    MatmulFusion::Norm(norm) => self.set_input_norm(&mut parameters, norm),
                     MatmulFusion::Sum { added, out } => {
                         // Also a single expert's input, which counts as shared.
                         parameters.shares_input = 0;
                         if let Some(added) = added {
-                            parameters.residual = self.result_place(*added, shape, 1).0;
+                            parameters.residual = self.result_address(*added, shape, 1).0;
                         }
                         // The partial results that blocks leave to those that sum them.
                         parameters.matrices[1].out = parameters.matrices[0].out;
-                        parameters.matrices[0].out = self.result_place(*out, shape, 1).0;
+                        parameters.matrices[0].out = self.result_address(*out, shape, 1).0;
                     }
                 }
                 let blocks = self.device.processors as usize;

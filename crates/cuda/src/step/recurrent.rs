@@ -46,10 +46,10 @@ impl Step<'_> {
         let (scans, is_decode) = (&self.kernels.scans, self.size.tokens == self.size.spans);
         let (kernel, rows) = match (s.is_channelwise, is_decode, s.state) {
             (true, ..) => (scans.by_channel, SCAN_ROWS),
-            (false, true, ..=128) => (scans.decode_of_128, SCAN_DECODE_ROWS),
-            (false, true, _) => (scans.decode_of_256, SCAN_DECODE_ROWS),
-            (false, false, ..=128) => (scans.of_128, SCAN_ROWS),
-            (false, false, _) => (scans.of_256, SCAN_ROWS),
+            (false, true, ..=128) => (scans.decode_up_to_128, SCAN_DECODE_ROWS),
+            (false, true, _) => (scans.decode_up_to_256, SCAN_DECODE_ROWS),
+            (false, false, ..=128) => (scans.up_to_128, SCAN_ROWS),
+            (false, false, _) => (scans.up_to_256, SCAN_ROWS),
         };
         let row_blocks = s.head_dim.div_ceil(RECURRENT_THREADS / 32 * rows);
         let grid = [self.size.spans * s.heads, row_blocks, 1];
@@ -99,7 +99,7 @@ impl Step<'_> {
     pub(super) fn delta_rule(&self, stage: &DeltaRuleStage) -> Result<()> {
         let (parameters, r) = (self.rule_parameters(stage), &stage.rule);
         let rules = &self.kernels.delta_rules;
-        let kernels = if r.head_dim <= 128 { rules.of_128 } else { rules.of_256 };
+        let kernels = if r.head_dim <= 128 { rules.up_to_128 } else { rules.up_to_256 };
         let kernel = kernels[usize::from(r.is_channelwise)];
         let blocks = r.head_dim.div_ceil(RULE_BLOCK);
         let grid = [self.size.spans * r.value_heads, blocks, 1];

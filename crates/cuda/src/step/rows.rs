@@ -6,7 +6,7 @@ use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};
 
 use super::{Step, THREADS};
 use crate::constants::{PERSISTENT_WARPS, SHORT_LAYER_NORM, SHORT_NORM};
-use crate::lower::{Content, Function, Gate, Halves, Norm, Rotate, SliceConcat, Value};
+use crate::lower::{Content, F16Rows, Function, Gate, Norm, Rotate, SliceConcat, Value};
 use crate::parameters as p;
 
 /// Threads of a block that normalises a row. They decide the order of the sum of squares, so the
@@ -118,7 +118,7 @@ impl Step<'_> {
         &self,
         rows: usize,
         input: Value,
-        halves: Halves,
+        halves: F16Rows,
         out: Value,
     ) -> Result<()> {
         let parameters = self.convert_input_parameters(input, halves, out);
@@ -131,7 +131,7 @@ impl Step<'_> {
     pub(super) fn convert_input_parameters(
         &self,
         input: Value,
-        Halves { parts, cols }: Halves,
+        F16Rows { parts, cols }: F16Rows,
         out: Value,
     ) -> p::ConvertInput {
         p::ConvertInput {
@@ -172,7 +172,7 @@ impl Step<'_> {
             }
         };
         let width = match out.or(half_out).map(|value| self.content(value)) {
-            Some(Content::Halves(halves)) => halves.cols,
+            Some(Content::F16(halves)) => halves.cols,
             content => content.map_or(0, Content::stride),
         };
         let (b, b_stride) = self.place(b);

@@ -196,6 +196,6 @@ impl Step<'_> {
         let (kernel, shared) = (self.kernels.route_chosen, route_bytes(&route.routing));
         // SAFETY: there are counts of all experts, and numbers beyond them mean the last one.
         unsafe { self.device.launch(kernel, [rows, 1, 1], 32, shared, &parameters) }?;
-        self.update_chosen(route.index)
+        self.cache_chosen_experts(route.index)
     }
 }

@@ -26,7 +26,7 @@ impl History {
     }
 
     /// The token that was pushed `age` tokens before the latest one.
-    pub(super) fn back(&self, age: usize) -> Option<u32> {
+    pub(super) fn tokens_ago(&self, age: usize) -> Option<u32> {
         let index = self.tokens.len().checked_sub(age.checked_add(1)?)?;
         self.tokens.get(index).copied()
     }

@@ -1,39 +1,40 @@
-//! Which tokens are penalised for having been there already.
+//! Repetition, frequency and presence penalties over the latest tokens, the prompt's included.
 
-use bodkin_backend::Penalties as Factors;
+use bodkin_backend::Penalties;
 use rustc_hash::FxHashMap;
 
 use super::history::History;
 use super::options::SamplerOptions;
 
-/// Counts of the tokens in a window.
+/// The penalties of a request, and the counts of the tokens in their window.
 #[derive(Debug)]
-pub(super) struct Penalties {
-    /// How many of the latest tokens count.
+pub(super) struct PenaltyState {
+    /// How many of the latest tokens count; `usize::MAX` is all.
     pub(super) window: usize,
-    pub(super) factors: Factors,
+    pub(super) penalties: Penalties,
     counts: FxHashMap<u32, u32>,
 }
 
-impl Penalties {
+impl PenaltyState {
     /// None if the options penalise nothing.
-    pub(super) fn new(options: &SamplerOptions) -> Option<Penalties> {
-        let factors = Factors {
+    pub(super) fn new(options: &SamplerOptions) -> Option<PenaltyState> {
+        let penalties = Penalties {
             repeat: options.repeat_penalty,
             frequency: options.frequency_penalty,
             presence: options.presence_penalty,
         };
         let window = usize::try_from(options.repeat_last_n).unwrap_or(usize::MAX);
-        let does_something = factors != Factors::NONE && window > 0;
-        does_something.then(|| Penalties { window, factors, counts: FxHashMap::default() })
+        let does_something = penalties != Penalties::NONE && window > 0;
+        does_something.then(|| PenaltyState { window, penalties, counts: FxHashMap::default() })
     }
 
-    /// Counts the latest token of the history and forgets the one that left the window.
+    /// Counts the latest token of the history, which has already been pushed, and forgets the one
+    /// that left the window: the history has one token more than the window.
     pub(super) fn accept(&mut self, history: &History) {
-        if let Some(new) = history.back(0) {
+        if let Some(new) = history.tokens_ago(0) {
             *self.counts.entry(new).or_default() += 1;
         }
-        if let Some(old) = history.back(self.window)
+        if let Some(old) = history.tokens_ago(self.window)
             && let Some(count) = self.counts.get_mut(&old)
         {
             *count -= 1;
@@ -46,7 +47,7 @@ impl Penalties {
     pub(super) fn apply(&self, logits: &mut [f32]) {
         for (&id, &count) in &self.counts {
             let Some(logit) = logits.get_mut(id as usize) else { continue };
-            *logit = self.factors.apply(*logit, count);
+            *logit = self.penalties.apply(*logit, count);
         }
     }
 }
@@ -56,7 +57,7 @@ mod tests {
     use super::*;
 
     fn penalised(options: SamplerOptions, accepted: &[u32]) -> Vec<f32> {
-        let mut penalties = Penalties::new(&options).unwrap();
+        let mut penalties = PenaltyState::new(&options).unwrap();
         let mut history = History::new(penalties.window);
         for &id in accepted {
             history.push(id);
@@ -92,6 +93,6 @@ mod tests {
 
     #[test]
     fn nothing_to_do_is_nothing() {
-        assert!(Penalties::new(&SamplerOptions::default()).is_none());
+        assert!(PenaltyState::new(&SamplerOptions::default()).is_none());
     }
 }

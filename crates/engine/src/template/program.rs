@@ -1,7 +1,8 @@
 //! A compiled template whose instructions are bounded. minijinja counts instructions but not what
-//! one of them does, and its operators cannot be replaced. So each instruction that makes, compares
-//! or reads whole values is followed by a filter that admits the result, and the few whose result
-//! can be far larger than their operands are replaced by filters.
+//! one of them does, and its operators cannot be replaced. So instructions that build, compare or
+//! call are followed by a filter that charges the result to the [`Budget`](super::budget::Budget);
+//! those that only read or iterate check the deadline; a namespace's member is charged before it is
+//! set. `+`, `*`, slices and unpacking become filters of bounded size with Python's meaning.
 
 use std::sync::Arc;
 
@@ -19,19 +20,21 @@ const NAME: &str = "chat";
 /// The longest source; the longest that is published has 40 kB.
 const SOURCE_MAX: usize = 512 << 10;
 /// The most lines, and the most bytes of one: minijinja counts them with 16 bits.
-const LINE_MAX: usize = u16::MAX as usize - 1;
+const LINES_OR_COLUMNS_MAX: usize = u16::MAX as usize - 1;
 /// The most tokens of one tag. Each can add a level to the syntax tree, which is walked with a
 /// stack frame for each level.
 const TAG_TOKENS_MAX: u64 = 8192;
 /// The most that the squares of all tags' numbers of tokens add up to: compiling a chain of
 /// operators takes a time that grows with the square.
 const SQUARES_MAX: u64 = 32 << 20;
-/// The most steps of finding the variables that macros and call blocks capture: each of those that
-/// stand around a name looks for it in every block that is open there. Published templates need a
-/// tenth at most.
+/// The most steps of minijinja's search for the variables that macros and call blocks capture: each
+/// macro or call block around an identifier looks it up in every scope that is open at that point.
+/// Published templates need a tenth at most.
 const CAPTURE_STEPS_MAX: u64 = 1 << 20;
-/// The steps of capturing a name, beside those for the open blocks.
+/// Steps for each identifier and enclosing macro, beside one for each open scope.
 const CAPTURED_NAME_STEPS: u64 = 8;
+/// The local id of a filter that has none: minijinja looks it up at each call.
+const UNCACHED: u8 = !0;
 /// The most maps that are merged into one call's keyword arguments.
 const MERGED_MAX: usize = 16;
 
@@ -48,13 +51,17 @@ pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
     if source.len() > SOURCE_MAX {
         return Err(exceeded(format!("the template has more than {SOURCE_MAX} bytes")));
     }
-    if source.lines().count().max(source.lines().map(str::len).max().unwrap_or(0)) > LINE_MAX {
-        return Err(exceeded(format!("the template has more than {LINE_MAX} lines or columns")));
+    if source.lines().count().max(source.lines().map(str::len).max().unwrap_or(0))
+        > LINES_OR_COLUMNS_MAX
+    {
+        return Err(exceeded(format!(
+            "the template has more than {LINES_OR_COLUMNS_MAX} lines or columns"
+        )));
     }
     let mut out = String::with_capacity(source.len());
     let (mut copied, mut tag_tokens, mut squares) = (0, 0, 0);
     let (mut follows_operand, mut starts_block) = (false, false);
-    let mut captures = Captures::default();
+    let mut capture_cost = CaptureCost::default();
     for token in tokenize(source, false, syntax()?) {
         let (token, span) = token?;
         let is_end = matches!(token, Token::VariableEnd | Token::BlockEnd);
@@ -62,7 +69,7 @@ pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
         if tag_tokens > TAG_TOKENS_MAX || squares + tag_tokens * tag_tokens > SQUARES_MAX {
             return Err(exceeded(format!("line {}: expressions are too long", span.start_line)));
         }
-        if !captures.admit(&token, starts_block) {
+        if !capture_cost.add_token(&token, starts_block) {
             let line = span.start_line;
             return Err(exceeded(format!("line {line}: macros and call blocks are too deep")));
         }
@@ -83,7 +90,7 @@ pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
             out.push_str(replacement);
             copied = span.end_offset as usize;
         }
-        // Elsewhere, an asterisk unpacks arguments.
+        // After `(`, `[` and `,` an asterisk unpacks arguments; after an operand it multiplies.
         follows_operand = !matches!(token, Token::ParenOpen | Token::BracketOpen | Token::Comma);
         starts_block = matches!(token, Token::BlockStart);
     }
@@ -94,20 +101,20 @@ pub(super) fn bounded_source(source: &str) -> Result<String, Error> {
 /// What the macros and call blocks so far cost the compiler: each finds the variables that it
 /// captures by walking through all that it holds, other macros included.
 #[derive(Default)]
-struct Captures {
+struct CaptureCost {
     /// Macros and call blocks that are open.
-    macros: u64,
+    macro_depth: u64,
     /// All blocks that are open, in which names may be assigned.
-    scopes: u64,
+    scope_depth: u64,
     steps: u64,
 }
 
-impl Captures {
-    /// Counts a token. Returns whether the steps are within their limit.
-    fn admit(&mut self, token: &Token<'_>, starts_block: bool) -> bool {
+impl CaptureCost {
+    /// Adds a token's steps. Returns whether all steps are within their limit.
+    fn add_token(&mut self, token: &Token<'_>, starts_block: bool) -> bool {
         let mut steps = 1;
         if let Token::Ident(name) = token {
-            steps = CAPTURED_NAME_STEPS + self.scopes;
+            steps = CAPTURED_NAME_STEPS + self.scope_depth;
             let (is_end, tag) = match name.strip_prefix("end") {
                 Some(tag) => (true, tag),
                 None => (false, *name),
@@ -121,10 +128,10 @@ impl Captures {
                 (true, false) => open + 1,
                 (true, true) => open.saturating_sub(1),
             };
-            self.macros = moved(self.macros, is_macro);
-            self.scopes = moved(self.scopes, is_scope);
+            self.macro_depth = moved(self.macro_depth, is_macro);
+            self.scope_depth = moved(self.scope_depth, is_scope);
         }
-        self.steps += self.macros * steps;
+        self.steps += self.macro_depth * steps;
         self.steps <= CAPTURE_STEPS_MAX
     }
 }
@@ -174,7 +181,7 @@ fn bounded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
 
 /// The instructions that replace one.
 fn bounded_op<'s>(op: &Op<'s>) -> Result<Vec<Op<'s>>, Error> {
-    let filter = |name, arguments| Op::ApplyFilter(name, Some(arguments), !0);
+    let filter = |name, arguments| Op::ApplyFilter(name, Some(arguments), UNCACHED);
     Ok(match op {
         // Raw text is written like a value, so that it is charged.
         Op::EmitRaw(text) => vec![Op::LoadConst(Value::from(*text)), Op::Emit],
@@ -191,7 +198,7 @@ fn bounded_op<'s>(op: &Op<'s>) -> Result<Vec<Op<'s>>, Error> {
             vec![Op::Swap, filter(ADMIT_MEMBER, 1), Op::Swap, Op::SetAttr(name)]
         }
         Op::PushLoop(flags) => vec![filter(CHECK_TIME, 1), Op::PushLoop(*flags)],
-        // A place in a text is found by counting, and a key by hashing it.
+        // Indexing a string walks its characters, and a look-up in a map hashes the key.
         Op::GetItem => vec![Op::GetItem, filter(CHECK_TIME, 1)],
         Op::Iterate(target) => vec![Op::Iterate(*target), filter(CHECK_TIME, 1)],
         Op::Include(ignores_missing) => {
@@ -215,6 +222,7 @@ fn bounded_op<'s>(op: &Op<'s>) -> Result<Vec<Op<'s>>, Error> {
         | Op::CallFunction(..)
         | Op::CallMethod(..)
         | Op::CallObject(_) => vec![op.clone(), filter(ADMIT, 1)],
+        // Filters charge their own results (`builtins`); the others make no large value.
         _ => vec![op.clone()],
     })
 }

@@ -2,7 +2,7 @@
 //! length.
 
 use bodkin_backend::{Model, PAGE_TOKENS};
-use bodkin_engine::{Engine, Error, Finish, SamplerOptions};
+use bodkin_engine::{Engine, Error, FinishReason, SamplerOptions};
 use bodkin_model::Plan;
 
 use super::{Answer, answer};
@@ -80,7 +80,8 @@ pub fn past_context(
 
 fn ends_with_context(answer: &Answer, context: usize) -> Option<String> {
     let tokens = answer.usage.prompt_tokens + answer.usage.generated_tokens;
-    let is_good = answer.reason == Finish::Context && (context..=context + 1).contains(&tokens);
+    let is_good =
+        answer.reason == FinishReason::Context && (context..=context + 1).contains(&tokens);
     (!is_good)
         .then(|| format!("a context of {context} tokens ended after {tokens}: {:?}", answer.reason))
 }

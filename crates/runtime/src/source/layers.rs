@@ -1,6 +1,6 @@
 //! What comes with a model beside its weights, and what it recommends for requests: sampling
-//! parameters, stop texts and a system prompt. Ollama keeps these in layers; known names have them
-//! too.
+//! parameters, stop strings and a system prompt. Ollama keeps these in layers; known names have
+//! them too.
 
 use std::io::Read;
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bodkin::{Finish, Logprobs, Timings, Usage};
+use bodkin::{FinishReason, Logprobs, Timings, Usage};
 use serde_json::{Value, json};
 
 use crate::fields::float;
@@ -59,7 +59,7 @@ impl LineStream {
         &self,
         running: &Running,
         delta: &Delta,
-        (finish, usage, timings): (&Finish, &Usage, &Timings),
+        (finish, usage, timings): (&FinishReason, &Usage, &Timings),
     ) -> Value {
         let nanos = |ms: f64| (ms * 1e6) as u64;
         let load = self.load.as_nanos() as u64;

@@ -3,7 +3,7 @@
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use bodkin::{Finish, Usage};
+use bodkin::{FinishReason, Usage};
 use serde_json::{Map, Value, json};
 
 use super::chat::{add_effort, text_of_parts};
@@ -188,15 +188,15 @@ impl Item {
 }
 
 /// Whether an answer is whole.
-fn status(finish: &Finish) -> &'static str {
+fn status(finish: &FinishReason) -> &'static str {
     match finish {
-        Finish::Length | Finish::Context => "incomplete",
-        Finish::End | Finish::Stop(_) | Finish::Cancelled => "completed",
+        FinishReason::Length | FinishReason::Context => "incomplete",
+        FinishReason::End | FinishReason::Stop(_) | FinishReason::Cancelled => "completed",
     }
 }
 
 /// The whole response at its end.
-fn finished(head: &Value, output: Vec<Value>, finish: &Finish, usage: Value) -> Value {
+fn finished(head: &Value, output: Vec<Value>, finish: &FinishReason, usage: Value) -> Value {
     let mut body = head.clone();
     body["status"] = status(finish).into();
     if body["status"] == "incomplete" {

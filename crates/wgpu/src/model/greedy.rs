@@ -5,7 +5,9 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use bodkin_backend::{Activity, Batch, Interval, Result, RowOutput, Sink, Step, StepOutput, Track};
+use bodkin_backend::{
+    Activity, Batch, Interval, OutputRequest, Result, Sink, Step, StepOutput, Track,
+};
 
 use super::WgpuModel;
 
@@ -22,14 +24,14 @@ struct Sent {
 impl WgpuModel {
     /// Whether the device finds the tokens of a step.
     pub(super) fn is_greedy(&self, step: &Step<'_>) -> bool {
-        let is_argmax = |row: &RowOutput<'_>| match row {
-            RowOutput::Token(params) => params.temperature <= 0.0 && !params.adjusts_logits(),
-            RowOutput::Logits => false,
+        let is_argmax = |row: &OutputRequest<'_>| match row {
+            OutputRequest::Token(params) => params.temperature <= 0.0 && !params.adjusts_logits(),
+            OutputRequest::Logits => false,
         };
         step.observer.is_none()
             && self.profile.is_none()
-            && !step.rows.is_empty()
-            && step.rows.iter().all(is_argmax)
+            && !step.requests.is_empty()
+            && step.requests.iter().all(is_argmax)
     }
 
     /// Runs such a step, see [`bodkin_backend::Model::step`].
@@ -59,7 +61,8 @@ impl WgpuModel {
                 next.spans.iter_mut().for_each(|span| span.position += 1);
                 count += 1;
             }
-            result = result.and_then(|()| self.receive_tokens(sent.pop_front(), step.rows.len()));
+            result =
+                result.and_then(|()| self.receive_tokens(sent.pop_front(), step.requests.len()));
             let is_over = result.is_err()
                 || sink(StepOutput { tokens: &self.tokens, logits: &mut [] }).is_break()
                 || self.tokens.contains(&None);

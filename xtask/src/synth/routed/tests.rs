@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, Batch, Limits, PAGE_TOKENS, PageTable, RowOutput, SamplingParams, Span, Step,
+    Backend, Batch, Limits, OutputRequest, PAGE_TOKENS, PageTable, SamplingParams, Span, Step,
 };
 use bodkin_cpu::Cpu;
 use bodkin_eval::Recorder;
@@ -58,8 +58,8 @@ fn follow(shape: &Shape, format: &str, prompt: &[u32], steps: usize) -> (Routing
         let mut batch = Batch::default();
         batch.push(span, &next);
         batch.output_last();
-        let rows = [RowOutput::Token(&greedy)];
-        let step = Step { batch: &batch, rows: &rows, steps, observer: Some(&mut recorder) };
+        let rows = [OutputRequest::Token(&greedy)];
+        let step = Step { batch: &batch, requests: &rows, steps, observer: Some(&mut recorder) };
         let sink = &mut |output: bodkin_backend::StepOutput<'_>| {
             tokens.extend(output.tokens[0]);
             ControlFlow::Continue(())

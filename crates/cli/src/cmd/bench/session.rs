@@ -7,8 +7,8 @@ use std::time::Instant;
 use anyhow::{Error, Result, ensure};
 use bodkin::ModelFile;
 use bodkin_backend::{
-    Backend, Batch, ExpertStats, Limits, Model, Observer, PAGE_TOKENS, RowOutput, SamplingParams,
-    Step, can_sample,
+    Backend, Batch, ExpertStats, Limits, Model, Observer, OutputRequest, PAGE_TOKENS,
+    SamplingParams, Step, are_samplable,
 };
 use bodkin_engine::{Pages, Sequence, embed, embedding_limits};
 use bodkin_eval::Recorder;
@@ -213,11 +213,11 @@ impl Session {
                 batch.output_last();
             }
             let greedy = SamplingParams::greedy();
-            let rows = vec![RowOutput::Token(&greedy); self.sequences.len()];
+            let rows = vec![OutputRequest::Token(&greedy); self.sequences.len()];
             let mut stored = vec![next];
             let mut failed = None;
             let observer = observer.as_deref_mut().map(|observer| observer as &mut dyn Observer);
-            let step = Step { batch: &batch, rows: &rows, steps: len, observer };
+            let step = Step { batch: &batch, requests: &rows, steps: len, observer };
             self.model.step(step, &mut |output| {
                 failed = failed.or(output.tokens.iter().position(Option::is_none));
                 stored.extend(output.tokens.iter().copied().collect::<Option<Vec<u32>>>());
@@ -256,10 +256,11 @@ impl Session {
             batch.push(sequence.span(len, true), &tokens);
             batch.output_last();
             let observer = observer.as_deref_mut().map(|observer| observer as &mut dyn Observer);
-            let step = Step { batch: &batch, rows: &[RowOutput::Logits], steps: 1, observer };
+            let step =
+                Step { batch: &batch, requests: &[OutputRequest::Logits], steps: 1, observer };
             let mut is_finite = true;
             self.model.step(step, &mut |output| {
-                is_finite = can_sample(output.logits);
+                is_finite = are_samplable(output.logits);
                 ControlFlow::Break(())
             })?;
             if !is_finite {

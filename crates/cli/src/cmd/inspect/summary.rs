@@ -47,7 +47,7 @@ pub(super) fn print(out: &mut dyn Write, found: &Resolved) -> Result<()> {
                 row("sampling", Some(sampling(&request.sampling)))?;
                 let stop = request.stop.iter().map(|stop| format!("`{}`", one_line(stop)));
                 let stop: Vec<String> = stop.collect();
-                row("stop texts", (!stop.is_empty()).then(|| stop.join(", ")))?;
+                row("stop strings", (!stop.is_empty()).then(|| stop.join(", ")))?;
                 row("system prompt", model.system().map(one_line))?;
             }
             row("not read", unread(&model))?;

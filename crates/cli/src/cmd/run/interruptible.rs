@@ -3,7 +3,7 @@
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
-use bodkin::{Finish, Request, Timings, Usage};
+use bodkin::{FinishReason, Request, Timings, Usage};
 use bodkin_engine::{Engine, Event, EventDecoder, Result, Update};
 
 use crate::interrupt::{self, Catch};
@@ -82,7 +82,7 @@ impl Iterator for InterruptibleEvents {
                     let prompt_ms = self.submitted.elapsed().as_secs_f64() * 1e3;
                     let timings = Timings { prompt_ms, ..Timings::default() };
                     let usage = Usage { prompt_tokens: self.prompt_tokens, ..Usage::default() };
-                    let (reason, text) = (Finish::Cancelled, String::new());
+                    let (reason, text) = (FinishReason::Cancelled, String::new());
                     return Some(Event::Done { reason, text, usage, timings });
                 }
             }

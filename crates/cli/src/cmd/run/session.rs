@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use bodkin::{Answer, Finish, Message, Model, ModelFile, Request};
+use bodkin::{Answer, FinishReason, Message, Model, ModelFile, Request};
 use bodkin_engine::{Event, Sampler};
 use bodkin_gguf::kind_of_file;
 use serde_json::{Value, json};
@@ -198,7 +198,7 @@ impl Session {
     /// the oldest turns are dropped.
     fn generate(&mut self, prompt: &str, screen: &mut Screen) -> Result<Answer> {
         let mut answer = self.generate_part(prompt, None, screen)?;
-        while answer.finish == Finish::Context
+        while answer.finish == FinishReason::Context
             && self.shifts
             && self.drop_turns(&answer.tokens, screen)?
         {
@@ -276,12 +276,12 @@ impl Session {
     /// Why the answer is cut short, if it is.
     pub(super) fn cut(&self, answer: &Answer) -> Option<String> {
         match answer.finish {
-            Finish::Length => {
+            FinishReason::Length => {
                 let tokens = text::count(answer.tokens.len(), "token");
                 let limit = if self.is_interactive { "max-tokens" } else { "-n" };
                 Some(format!("[answer cut: {limit} allows {tokens}]"))
             }
-            Finish::Context => {
+            FinishReason::Context => {
                 let context = self.model.context();
                 let help = self.help_with_context(true);
                 Some(format!("[answer cut: the context of {context} tokens is full{help}]"))
@@ -440,11 +440,11 @@ fn rate(count: usize, ms: f64) -> f64 {
 /// An answer for scripts.
 pub(super) fn json(answer: &Answer) -> Value {
     let reason = match answer.finish {
-        Finish::End => "end",
-        Finish::Stop(_) => "stop",
-        Finish::Length => "length",
-        Finish::Context => "context",
-        Finish::Cancelled => "interrupted",
+        FinishReason::End => "end",
+        FinishReason::Stop(_) => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Context => "context",
+        FinishReason::Cancelled => "interrupted",
     };
     json!({
         "text": answer.text,

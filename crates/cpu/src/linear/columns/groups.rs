@@ -4,9 +4,10 @@
 use std::ops::Range;
 
 use super::layout::{
-    COLS, ColumnInteger, ColumnLayout, EIGHT, Group, SCALES, VisitColumns, block_bytes,
+    ColumnInteger, ColumnLayout, Group, PANEL_MULTIPLE, SCALE_BYTES, VisitColumns, block_bytes,
 };
 use crate::isa::Isa;
+use crate::linear::activations::BLOCK_COLS;
 use crate::linear::kernel::MicroKernels;
 use crate::linear::lanes::PANEL_ROWS;
 use crate::linear::layout::{FloatLayout, IntegerLayout, PackedLayout};
@@ -45,15 +46,17 @@ impl VisitColumns for PackPanel<'_> {
     fn integer<K: ColumnInteger>(self) {
         let PackPanel { dense, panel, panels, group } = self;
         let blocks = group.chunks_exact_mut(block_bytes::<K>(panels));
-        for (span, block) in dense.chunks_exact(K::Dense::BYTES).zip(blocks) {
-            let (scales, codes) = block.split_at_mut(panels * SCALES);
+        for (span, block) in dense.chunks_exact(K::PanelMajor::BYTES).zip(blocks) {
+            let (scales, codes) = block.split_at_mut(panels * SCALE_BYTES);
             // The scales are the end of a dense span.
-            scales[panel * SCALES..][..SCALES].copy_from_slice(&span[span.len() - SCALES..]);
-            for column in 0..COLS {
-                let at = (column * (panels / EIGHT) + panel / EIGHT) * K::COLUMN;
-                let to = &mut codes[at..at + K::COLUMN];
+            scales[panel * SCALE_BYTES..][..SCALE_BYTES]
+                .copy_from_slice(&span[span.len() - SCALE_BYTES..]);
+            for column in 0..BLOCK_COLS {
+                let at =
+                    (column * (panels / PANEL_MULTIPLE) + panel / PANEL_MULTIPLE) * K::COLUMN_BYTES;
+                let to = &mut codes[at..at + K::COLUMN_BYTES];
                 for row in 0..PANEL_ROWS {
-                    K::put(K::code(span, row, column), panel % EIGHT, row, to);
+                    K::put(K::code(span, row, column), panel % PANEL_MULTIPLE, row, to);
                 }
             }
         }
@@ -77,7 +80,7 @@ impl ColumnGroups {
         cols: usize,
     ) -> ColumnGroups {
         let panel_bytes = packed.panel_bytes(cols).expect("the weight was checked");
-        let panels = rows.div_ceil(PANEL_ROWS).next_multiple_of(EIGHT);
+        let panels = rows.div_ceil(PANEL_ROWS).next_multiple_of(PANEL_MULTIPLE);
         let (memory, width) = (AlignedMemory::zeroed(panels * panel_bytes), layout.group_panels());
         let mut groups = ColumnGroups { layout, memory, width, panels, panel_bytes };
         let mut dense = vec![0; panel_bytes];
@@ -105,7 +108,7 @@ impl ColumnGroups {
     /// enough.
     pub(crate) fn granularity(&self, threads: usize) -> usize {
         let is_enough = self.panels / self.width >= 2 * threads;
-        if is_enough { self.width } else { EIGHT }
+        if is_enough { self.width } else { PANEL_MULTIPLE }
     }
 
     /// The offset of a panel's group, the panel's number in it, and the number of its panels.
@@ -126,11 +129,11 @@ impl ColumnGroups {
         let groups = start / self.width..end.div_ceil(self.width);
         groups.map(move |group| {
             let first = start.max(group * self.width);
-            let (offset, panel, width) = self.place(first);
+            let (offset, panel, panel_count) = self.place(first);
             let count = end.min((group + 1) * self.width) - first;
             // SAFETY: inside the memory.
             let start = unsafe { self.memory.start().add(offset) };
-            (first, Group { start, width, panels: panel..panel + count })
+            (first, Group { start, panel_count, panels: panel..panel + count })
         })
     }
 
@@ -196,7 +199,7 @@ impl VisitColumns for Expansion {
             for col in 0..self.cols {
                 // SAFETY: as for integers.
                 unsafe {
-                    let from = group.start.add((col * group.width + panel) * bytes);
+                    let from = group.start.add((col * group.panel_count + panel) * bytes);
                     let to = self.dense.add(i * self.dense_bytes + col * bytes);
                     to.copy_from_nonoverlapping(from, bytes);
                 }

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use super::block::{Gemm, PanelGroup};
 use crate::linear::activations::NonZeros;
 use crate::linear::columns::ColumnGroups;
-use crate::linear::columns::layout::{ColumnInteger, EIGHT, VisitColumns};
+use crate::linear::columns::layout::{ColumnInteger, PANEL_MULTIPLE, VisitColumns};
 use crate::linear::kernel::{MicroKernels, Tile};
 use crate::linear::layout::FloatLayout;
 use crate::linear::sparse::layout::{SparseFloat, SparseInteger};
@@ -98,13 +98,15 @@ impl<M: MicroKernels> VisitColumns for ColumnGemv<'_, M> {
     fn float<K: FloatLayout>(self) {
         for (mut first, mut group) in self.1.groups(self.0.panels.clone()) {
             while !group.panels.is_empty() {
-                let count = if group.panels.len() >= EIGHT { EIGHT } else { 1 };
+                let count = if group.panels.len() >= PANEL_MULTIPLE { PANEL_MULTIPLE } else { 1 };
                 let tile = self.tile(first, count);
                 // SAFETY: tiles lie inside the operands that `matmul` checked, its caller keeps
                 // other threads away, and an `Isa` proves its instructions.
                 unsafe {
                     match count {
-                        EIGHT => M::Floats::columns_float::<K, EIGHT>(&tile, &group, self.2),
+                        PANEL_MULTIPLE => {
+                            M::Floats::columns_float::<K, PANEL_MULTIPLE>(&tile, &group, self.2)
+                        }
                         _ => M::Floats::columns_float::<K, 1>(&tile, &group, self.2),
                     }
                 }

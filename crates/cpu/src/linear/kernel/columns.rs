@@ -5,7 +5,9 @@
 
 use super::tile::{Tile, finish};
 use crate::linear::activations::{BLOCK_COLS, Block, NonZeros, PREFETCH_COLS};
-use crate::linear::columns::layout::{COLS, ColumnBlock, ColumnInteger, FOUR, Group, SCALES};
+use crate::linear::columns::layout::{
+    ColumnBlock, ColumnInteger, Group, INTERLEAVED_PANELS, SCALE_BYTES,
+};
 use crate::linear::lanes::{Lanes, PANEL_ROWS};
 use crate::linear::layout::{Codes, FloatLayout, IntegerLayout};
 use crate::unroll::unrolled;
@@ -21,21 +23,21 @@ type Quads<'a> = (&'a [[u32; 4]], *const i8);
 /// # Safety
 /// The pointers of `tile` are valid: `x` for `cols / 32` blocks whose non-zeros are `nonzeros`,
 /// `out` and `bias` for `rows` rows, the first of them that of the first panel of `group`, which
-/// has `cols` columns. The instructions of `L` exist, with those that expand.
+/// has `cols` columns. The instructions of `L` exist, and those that [`Isa::for_expansion`] checks.
 #[inline(always)]
 pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(
     tile: &Tile,
     group: &Group,
     nonzeros: NonZeros,
 ) {
-    const { assert!(COLS == BLOCK_COLS && <K::Dense as IntegerLayout>::COLS == COLS) };
-    const { assert!(K::GROUP <= MAX_FOURS * FOUR) };
+    const { assert!(<K::PanelMajor as IntegerLayout>::COLS == BLOCK_COLS) };
+    const { assert!(K::GROUP_PANELS <= MAX_FOURS * INTERLEAVED_PANELS) };
     let panels = &group.panels;
-    let fours = panels.start / FOUR..panels.end.div_ceil(FOUR);
+    let fours = panels.start / INTERLEAVED_PANELS..panels.end.div_ceil(INTERLEAVED_PANELS);
     // SAFETY: the loop walks exactly the blocks of the group and of the token.
     unsafe {
-        let mut sums = [[L::float(0.0); FOUR]; MAX_FOURS];
-        let blocks = tile.cols / COLS;
+        let mut sums = [[L::float(0.0); INTERLEAVED_PANELS]; MAX_FOURS];
+        let blocks = tile.cols / BLOCK_COLS;
         for index in 0..blocks {
             if index + 1 < blocks {
                 prefetch::<L, K>(group, index + 1, nonzeros);
@@ -47,16 +49,16 @@ pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(
             if is_zero && (x.scales[0] + x.scales[1]).is_finite() {
                 continue;
             }
-            let block = ColumnBlock::of::<K>(group.start, group.width, index);
+            let block = ColumnBlock::of::<K>(group.start, group.panel_count, index);
             for (four, sums) in fours.clone().zip(&mut sums) {
                 // Constants, so that the selection of nibbles is resolved at compile time.
                 match four % 2 {
-                    0 => add_block::<L, K, 0>(block, four * FOUR, x, halves, sums),
-                    _ => add_block::<L, K, 1>(block, four * FOUR, x, halves, sums),
+                    0 => add_block::<L, K, 0>(block, four * INTERLEAVED_PANELS, x, halves, sums),
+                    _ => add_block::<L, K, 1>(block, four * INTERLEAVED_PANELS, x, halves, sums),
                 }
             }
         }
-        let all = sums.iter().flatten().skip(panels.start % FOUR);
+        let all = sums.iter().flatten().skip(panels.start % INTERLEAVED_PANELS);
         for (panel, &sum) in all.enumerate().take(panels.len()) {
             finish::<L, 1>(tile, panel, [sum]);
         }
@@ -67,14 +69,14 @@ pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(
 #[inline(always)]
 unsafe fn prefetch<L: Lanes, K: ColumnInteger>(group: &Group, index: usize, nonzeros: NonZeros) {
     const LINE: usize = 64;
-    let block = ColumnBlock::of::<K>(group.start, group.width, index);
+    let block = ColumnBlock::of::<K>(group.start, group.panel_count, index);
     let (first, last) = (group.panels.start, group.panels.end - 1);
     // SAFETY: passed on; a prefetch takes any address.
     unsafe {
         for half in 0..2 {
             for &column in nonzeros.quads(2 * index + half).0.iter().flatten() {
                 let mut line = block.column::<K>(column, first);
-                let end = block.column::<K>(column, last).wrapping_add(K::COLUMN);
+                let end = block.column::<K>(column, last).wrapping_add(K::COLUMN_BYTES);
                 while line < end {
                     L::prefetch(line);
                     line = line.wrapping_add(LINE);
@@ -89,19 +91,19 @@ unsafe fn prefetch<L: Lanes, K: ColumnInteger>(group: &Group, index: usize, nonz
 
 /// Adds the dot products of a block of four panels with the token's block.
 #[inline(always)]
-unsafe fn add_block<L: Lanes, K: ColumnInteger, const PART: usize>(
+unsafe fn add_block<L: Lanes, K: ColumnInteger, const PANEL_HALF: usize>(
     block: ColumnBlock,
     first: usize,
     x: &Block,
     halves: [Quads<'_>; 2],
-    sums: &mut [L::Floats; FOUR],
+    sums: &mut [L::Floats; INTERLEAVED_PANELS],
 ) {
     // SAFETY: the caller vouches.
     unsafe {
-        let front = half_dots::<L, K, PART>(block, first, x.starts[0], halves[0]);
-        let back = half_dots::<L, K, PART>(block, first, x.starts[1], halves[1]);
+        let front = half_dots::<L, K, PANEL_HALF>(block, first, x.starts[0], halves[0]);
+        let back = half_dots::<L, K, PANEL_HALF>(block, first, x.starts[1], halves[1]);
         let scales = x.scales.map(|scale| L::float(scale));
-        unrolled!(FOUR, p => {
+        unrolled!(INTERLEAVED_PANELS, p => {
             let front = L::mul(L::to_floats(front[p]), scales[0]);
             let both = L::fma(L::to_floats(back[p]), scales[1], front);
             sums[p] = L::fma(both, L::from_f16(block.scales(first + p)), sums[p]);
@@ -111,21 +113,21 @@ unsafe fn add_block<L: Lanes, K: ColumnInteger, const PART: usize>(
 
 /// The integer dot products of half a block of four panels.
 #[inline(always)]
-unsafe fn half_dots<L: Lanes, K: ColumnInteger, const PART: usize>(
+unsafe fn half_dots<L: Lanes, K: ColumnInteger, const PANEL_HALF: usize>(
     block: ColumnBlock,
     first: usize,
     start: i32,
     (quads, x): Quads<'_>,
-) -> [L::Ints; FOUR] {
+) -> [L::Ints; INTERLEAVED_PANELS] {
     let (bits, offset) = const {
-        match <K::Dense as IntegerLayout>::CODES {
+        match <K::PanelMajor as IntegerLayout>::CODES {
             Codes::Centred { bits, offset } => (bits, offset),
             Codes::Unsigned { .. } => panic!("column-major layouts have centred codes"),
         }
     };
     // SAFETY: the caller vouches; there is a code for each column index.
     unsafe {
-        let mut dots = [L::centred_start(start, bits, offset); FOUR];
+        let mut dots = [L::centred_start(start, bits, offset); INTERLEAVED_PANELS];
         for (i, quad) in quads.iter().enumerate() {
             let columns = [
                 block.column::<K>(quad[0], first),
@@ -133,10 +135,10 @@ unsafe fn half_dots<L: Lanes, K: ColumnInteger, const PART: usize>(
                 block.column::<K>(quad[2], first),
                 block.column::<K>(quad[3], first),
             ];
-            let steps = K::steps::<L>(columns, PART);
+            let operands = K::dot_operands::<L>(columns, PANEL_HALF);
             let x = x.add(4 * i);
-            unrolled!(FOUR, p => {
-                let codes = L::centre(steps[p], bits, offset);
+            unrolled!(INTERLEAVED_PANELS, p => {
+                let codes = L::centre(operands[p], bits, offset);
                 dots[p] = L::centred_step(dots[p], codes, bits, x);
             });
         }
@@ -155,7 +157,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatLayout, const P: usize>(
     nonzeros: NonZeros,
 ) {
     let bytes = PANEL_ROWS * K::BYTES;
-    let (start, width) = (group.start.wrapping_add(group.panels.start * bytes), group.width);
+    let (start, width) = (group.start.wrapping_add(group.panels.start * bytes), group.panel_count);
     let at = |column: u32| start.wrapping_add(column as usize * width * bytes);
     // SAFETY: the loop walks exactly the non-zero columns; a prefetch takes any address.
     unsafe {
@@ -175,11 +177,11 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatLayout, const P: usize>(
     }
 }
 
-/// Expands some panels of a group to the row-major layout, `dense_bytes` each.
+/// Expands some panels of a group to the ordinary layout, `dense_bytes` each.
 ///
 /// # Safety
 /// `group` is one of `cols` columns, `dense` has space for its panels, and the instructions of `L`
-/// exist, with those that expand.
+/// exist, and those that [`Isa::for_expansion`] checks.
 #[inline(always)]
 pub(crate) unsafe fn expand<L: Lanes, K: ColumnInteger>(
     group: &Group,
@@ -188,27 +190,29 @@ pub(crate) unsafe fn expand<L: Lanes, K: ColumnInteger>(
     dense_bytes: usize,
 ) {
     let panels = &group.panels;
-    for index in 0..cols / COLS {
-        let block = ColumnBlock::of::<K>(group.start, group.width, index);
-        for first in (panels.start - panels.start % FOUR..panels.end).step_by(FOUR) {
+    for index in 0..cols / BLOCK_COLS {
+        let block = ColumnBlock::of::<K>(group.start, group.panel_count, index);
+        for first in (panels.start - panels.start % INTERLEAVED_PANELS..panels.end)
+            .step_by(INTERLEAVED_PANELS)
+        {
             // SAFETY: the loop walks exactly the blocks, as the caller vouches, and writes the
             // panels of the range.
             unsafe {
-                for step in 0..COLS / 4 {
+                for step in 0..BLOCK_COLS / 4 {
                     let column = |i: usize| block.column::<K>((4 * step + i) as u32, first);
                     let columns = std::array::from_fn(column);
-                    let steps = K::steps::<L>(columns, first / FOUR % 2);
-                    for (panel, &codes) in (first..).zip(&steps) {
+                    let operands = K::dot_operands::<L>(columns, first / INTERLEAVED_PANELS % 2);
+                    for (panel, &codes) in (first..).zip(&operands) {
                         if panels.contains(&panel) {
                             let to = dense.add((panel - panels.start) * dense_bytes);
-                            K::store::<L>(codes, step, to.add(index * K::Dense::BYTES));
+                            K::store::<L>(codes, step, to.add(index * K::PanelMajor::BYTES));
                         }
                     }
                 }
-                for panel in first.max(panels.start)..panels.end.min(first + FOUR) {
+                for panel in first.max(panels.start)..panels.end.min(first + INTERLEAVED_PANELS) {
                     let to = dense.add((panel - panels.start) * dense_bytes);
-                    let scales = to.add((index + 1) * K::Dense::BYTES - SCALES);
-                    scales.copy_from_nonoverlapping(block.scales(panel), SCALES);
+                    let scales = to.add((index + 1) * K::PanelMajor::BYTES - SCALE_BYTES);
+                    scales.copy_from_nonoverlapping(block.scales(panel), SCALE_BYTES);
                 }
             }
         }

@@ -5,18 +5,19 @@
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::tile::{PREFETCH_BYTES, Tile, finish, partial_sum};
+use super::tile::{PREFETCH_BYTES, Tile, finish, partial_sums_ptr};
 use crate::linear::activations::{BLOCK_COLS, Block};
 use crate::linear::lanes::{Lanes, PANEL_ROWS};
 use crate::linear::layout::{Codes, FloatLayout, IntegerLayout};
 use crate::unroll::unrolled;
 
-/// How far ahead integer weights are prefetched into L2, which shortens the few requests that L1
-/// can have open. Gains where weights come from memory; costs a little where a small model stays in
-/// L3.
+/// How far ahead integer weights are prefetched into L2, so that misses of L1 are short and hold
+/// its few line-fill buffers for less time. Gains where weights come from memory; costs a little
+/// where a small model stays in L3.
 const L2_PREFETCH_BYTES: usize = 4096;
 
-/// One panel times `T` tokens, for the rows of the lanes `L`.
+/// One panel times `T` tokens, for the panel rows that `L` covers: all 16, or with narrow registers
+/// 8, so that callers run it for each half.
 ///
 /// # Safety
 /// The pointers of `tile` are valid: `panel` for a panel of `cols` columns, `x` for `T` tokens of
@@ -31,10 +32,11 @@ pub(crate) unsafe fn integer<L: Lanes, K: IntegerLayout, const T: usize>(tile: &
             let factors = K::factors::<L>(span);
             for block in 0..K::COLS / BLOCK_COLS {
                 let bytes = K::BYTES * BLOCK_COLS / K::COLS;
-                let at = span.wrapping_add(block * bytes);
+                // Spreads the prefetches of a span over its blocks.
+                let prefetch_at = span.wrapping_add(block * bytes);
                 for line in 0..bytes.div_ceil(64) {
-                    L::prefetch_l2(at.wrapping_add(L2_PREFETCH_BYTES + 64 * line));
-                    L::prefetch(at.wrapping_add(PREFETCH_BYTES + 64 * line));
+                    L::prefetch_l2(prefetch_at.wrapping_add(L2_PREFETCH_BYTES + 64 * line));
+                    L::prefetch(prefetch_at.wrapping_add(PREFETCH_BYTES + 64 * line));
                 }
                 let weights = Weights::of::<K>(span, &factors, block);
                 add_blocks::<L, K, T>(&weights, x.cast(), &mut sums);
@@ -103,19 +105,19 @@ unsafe fn add_blocks<L: Lanes, K: IntegerLayout, const T: usize>(
 /// The integer dot product of half a block, as floats. Not a closure: one that is not inlined is
 /// compiled without the target features.
 #[inline(always)]
-unsafe fn half_dot<L: Lanes, K: IntegerLayout, const HALF: usize>(
+unsafe fn half_dot<L: Lanes, K: IntegerLayout, const COL_HALF: usize>(
     weights: &Weights<L>,
     x: &Block,
 ) -> L::Floats {
     const STEPS: usize = 4;
     // SAFETY: the caller vouches for the instructions; a half's codes lie inside the block.
     unsafe {
-        let codes = &weights.codes[HALF * STEPS..(HALF + 1) * STEPS];
-        let x_codes = x.codes.as_ptr().add(4 * HALF * STEPS);
+        let codes = &weights.codes[COL_HALF * STEPS..(COL_HALF + 1) * STEPS];
+        let x_codes = x.codes.as_ptr().add(4 * COL_HALF * STEPS);
         L::to_floats(match K::CODES {
             Codes::Unsigned { bits } => L::dot(L::int(0), codes, bits, x_codes),
             Codes::Centred { bits, offset } => {
-                L::centred_dot(x.starts[HALF], codes, bits, offset, x_codes)
+                L::centred_dot(x.starts[COL_HALF], codes, bits, offset, x_codes)
             }
         })
     }
@@ -135,7 +137,8 @@ unsafe fn add_block<L: Lanes, K: IntegerLayout>(
     }
 }
 
-/// Adds the dot products of both halves of a block, each times its scale, and the minimums.
+/// Adds the dot products of both halves of a block, each times its scale, and subtracts the
+/// minimums times the sums of the activations.
 #[inline(always)]
 pub(super) unsafe fn add_scaled<L: Lanes, K: IntegerLayout>(
     halves: [L::Floats; 2],
@@ -158,6 +161,7 @@ pub(super) unsafe fn add_scaled<L: Lanes, K: IntegerLayout>(
             sum = L::fma(mins[0], L::float(x.minus_scaled_sum), sum);
         } else if K::HAS_MINS {
             for (group, &min) in mins.iter().enumerate() {
+                // `starts` is -128 times the sum of the group's codes.
                 let scaled = x.scales[group] * (x.starts[group] >> 7) as f32;
                 sum = L::fma(min, L::float(scaled), sum);
             }
@@ -182,8 +186,8 @@ pub(super) unsafe fn add_halves<L: Lanes>(
     }
 }
 
-/// `P` panels times `T` tokens, for the rows of the lanes `L`. Several panels hide the latency of
-/// the additions where there are few tokens.
+/// `P` panels times `T` tokens, for the panel rows that `L` covers. Several panels hide the latency
+/// of the additions where there are few tokens.
 ///
 /// # Safety
 /// The pointers of `tile` are valid: `panel` for `P` panels of `cols` columns, `x` for `T` tokens
@@ -197,7 +201,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatLayout, const P: usize, const T: us
         if !tile.is_first {
             unrolled!(P, p => {
                 unrolled!(T, t => {
-                    sums[p][t] = L::from_f32(partial_sum::<P>(tile, p, t).cast());
+                    sums[p][t] = L::from_f32(partial_sums_ptr::<P>(tile, p, t).cast());
                 });
             });
         }
@@ -209,7 +213,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatLayout, const P: usize, const T: us
                 L::prefetch(at.wrapping_add(PREFETCH_BYTES));
                 weights[p] = K::load::<L>(at);
             });
-            // One activation at a time takes a register.
+            // One broadcast activation at a time, to save registers.
             unrolled!(T, t => {
                 let x = L::float(*x.cast::<f32>().add(t));
                 unrolled!(P, p => { sums[p][t] = L::fma(weights[p], x, sums[p][t]) });
@@ -221,7 +225,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatLayout, const P: usize, const T: us
             unrolled!(P, p => { finish::<L, T>(tile, p, sums[p]) });
         } else {
             unrolled!(P, p => {
-                unrolled!(T, t => { L::store(sums[p][t], partial_sum::<P>(tile, p, t)) });
+                unrolled!(T, t => { L::store(sums[p][t], partial_sums_ptr::<P>(tile, p, t)) });
             });
         }
     }

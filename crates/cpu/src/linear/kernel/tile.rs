@@ -39,7 +39,7 @@ pub(crate) struct Tile {
 /// # Safety
 /// `partial_sums` has an element for each row of each panel and token.
 #[inline(always)]
-pub(super) unsafe fn partial_sum<const P: usize>(
+pub(super) unsafe fn partial_sums_ptr<const P: usize>(
     tile: &Tile,
     panel: usize,
     token: usize,

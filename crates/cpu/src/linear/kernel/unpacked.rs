@@ -22,7 +22,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::dense::{Weights, add_scaled};
-use super::tile::{Tile, finish_from, partial_sum};
+use super::tile::{Tile, finish_from, partial_sums_ptr};
 use crate::linear::activations::{BLOCK_COLS, Block};
 use crate::linear::lanes::Lanes;
 use crate::linear::layout::{Codes, IntegerLayout};
@@ -134,7 +134,7 @@ unsafe fn half<K: IntegerLayout, const HALF: usize, const G: usize, const T: usi
         if !tile.is_first {
             for (group, sums) in sums.iter_mut().enumerate() {
                 unrolled!(T, t => {
-                    let from = partial_sum::<1>(tile, 0, group * T + t);
+                    let from = partial_sums_ptr::<1>(tile, 0, group * T + t);
                     sums[t] = Avx2::<HALF, false>::from_f32(from.cast());
                 });
             }
@@ -159,7 +159,10 @@ unsafe fn half<K: IntegerLayout, const HALF: usize, const G: usize, const T: usi
                 finish_from::<Avx2<HALF, false>, T>(tile, 0, group * T, sums);
             } else {
                 unrolled!(T, t => {
-                    Avx2::<HALF, false>::store(sums[t], partial_sum::<1>(tile, 0, group * T + t));
+                    Avx2::<HALF, false>::store(
+                        sums[t],
+                        partial_sums_ptr::<1>(tile, 0, group * T + t),
+                    );
                 });
             }
         }
