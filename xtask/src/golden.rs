@@ -2,14 +2,17 @@
 //! compare. A text is named after the tiny model that it is the plan of.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use bodkin_gguf::File;
 
 /// What to rewrite.
 #[derive(clap::Args)]
 pub(crate) struct Args {
+    /// A model whose header goes to tests/parity/headers first, and whose text is added
+    #[arg(long)]
+    header: Option<PathBuf>,
     /// Tiny models to add to those that have a text already.
     names: Vec<String>,
 }
@@ -19,6 +22,9 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     let folder = root.join("crates/model/tests/golden");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let mut names = args.names.clone();
+    if let Some(path) = &args.header {
+        names.push(write_header(path, &root.join("tests/parity/headers"))?);
+    }
     for entry in fs::read_dir(&folder)? {
         let path = entry?.path();
         let stem = path.file_stem().and_then(|stem| stem.to_str());
@@ -39,10 +45,30 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Writes the bytes of a file before its first tensor's data, and gives the model's name.
+fn write_header(path: &Path, folder: &Path) -> Result<String> {
+    let file = File::open(path)?;
+    let starts = file.tensors().iter().map(|tensor| tensor.offset);
+    let len = starts.min().with_context(|| format!("{}: no tensors", path.display()))?;
+    let name = path.file_stem().and_then(|stem| stem.to_str());
+    let name = name.with_context(|| path.display().to_string())?.to_owned();
+    let bytes = fs::read(path).with_context(|| path.display().to_string())?;
+    let to = folder.join(format!("{name}.gguf"));
+    fs::write(&to, &bytes[..len as usize]).with_context(|| to.display().to_string())?;
+    println!("{name}.gguf: a header of {len} bytes");
+    Ok(name)
+}
+
 /// A tiny model. Some are only a header: no plan reads a weight, so zeros replace them.
 fn open(folder: &Path, name: &str) -> Result<File> {
     let Ok(mut bytes) = fs::read(folder.join("headers").join(name)) else {
-        return Ok(File::open(folder.join("models").join(name))?);
+        let path = folder.join("models").join(name);
+        ensure!(
+            path.is_file(),
+            "{name}: neither in `headers` nor in `models` of {}",
+            folder.display()
+        );
+        return Ok(File::open(path)?);
     };
     bytes.resize(bytes.len() + 4_000_000, 0);
     Ok(File::from_bytes(name, bytes)?)

@@ -61,7 +61,10 @@ pub(crate) fn main(args: &Args) -> Result<()> {
         failed += failures;
         compared += passed + failures;
     }
-    ensure!(compared > 0, "nothing was compared: no model or backend has such a name");
+    ensure!(
+        compared > 0,
+        "nothing was compared: the kit has no logits of a model, or no backend, whose name begins so"
+    );
     if failed > 0 {
         bail!("{failed} comparisons failed");
     }

@@ -5,6 +5,7 @@ mod altup;
 mod delta;
 mod encoder;
 mod experts;
+mod feed_forward;
 mod gemma;
 mod hyper;
 mod indexer;
@@ -108,6 +109,7 @@ impl<'a> Builder<'a> {
                 return Err(Error::Unsupported(format!("the scale tensor `{scale}`")));
             }
         }
+        self.check_gates()?;
         Ok(self.plan)
     }
 
@@ -419,29 +421,6 @@ impl<'a> Builder<'a> {
     ) -> Value {
         let width = attention.heads * attention.value_dim;
         self.push(Op::Attention { q, kv, attention, slot }, width)
-    }
-
-    /// A feed-forward layer: gated, `down(act(gate(x)) * up(x))`, or not, `down(act(up(x)))`.
-    pub fn feed_forward(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
-        let h = self.feed_forward_hidden(input, act, hidden)?;
-        self.linear(h, "ffn_down", self.width(input))
-    }
-
-    /// The hidden activations of a feed-forward layer. Without a gate tensor, a fused `ffn_up` of
-    /// `2 * hidden` rows has the gate's rows first.
-    pub fn feed_forward_hidden(&mut self, input: Value, act: Act, hidden: usize) -> Result<Value> {
-        if self.has("ffn_gate") {
-            let gate = self.linear(input, "ffn_gate", hidden)?;
-            let up = self.linear(input, "ffn_up", hidden)?;
-            return Ok(self.push(Op::Glu { gate, up, act }, hidden));
-        }
-        if self.rows("ffn_up") == Some(hidden) {
-            let up = self.linear(input, "ffn_up", hidden)?;
-            return Ok(self.push(Op::Act { input: up, act }, hidden));
-        }
-        let both = self.linear(input, "ffn_up", 2 * hidden)?;
-        let (gate, up) = (self.slice(both, 0, hidden), self.slice(both, hidden, hidden));
-        Ok(self.push(Op::Glu { gate, up, act }, hidden))
     }
 
     /// The sum of two values.

@@ -20,7 +20,7 @@ pub struct HyperParameters<'a> {
     architecture: &'a str,
     /// The prefix of its keys.
     prefix: &'a str,
-    /// The keys read so far that the file has, without prefix.
+    /// The keys read so far that the file has, without the architecture's prefix.
     read: RefCell<BTreeSet<String>>,
     /// The keys asked for so far that the file has not, without prefix.
     absent: RefCell<BTreeSet<String>>,
@@ -185,6 +185,7 @@ impl<'a> HyperParameters<'a> {
     /// prefix of the architecture.
     pub fn unprefixed_numbers(&self, key: &str, layers: usize) -> Result<Vec<f32>> {
         let error = |problem| Error::Key { key: key.to_owned(), problem };
+        self.read.borrow_mut().insert(key.to_owned());
         let mut values = self.metadata.f32s(key)?.ok_or_else(|| error("missing".to_owned()))?;
         match values.len() {
             1 => values = vec![values[0]; layers],

@@ -23,6 +23,9 @@ const IMPLIED: [&str; 6] = [
     "leading_dense_block_count",
     "vocab_size",
 ];
+/// Keys of files of any architecture begin so.
+const COMMON: [&str; 7] =
+    ["adapter.", "bodkin.", "general.", "imatrix", "quantize.", "split.", "tokenizer."];
 /// Architectures that are the same decoder with other settings, which a file does not tell, and
 /// what their own files have of the parts that the decoder takes if they are there.
 const USUAL: [(&str, &[&str]); 25] = [
@@ -79,7 +82,7 @@ struct Attempt {
     tensors: usize,
     /// The tensors that it does not read, without the number of their block.
     unread_tensors: BTreeSet<String>,
-    /// The keys that it does not read, without prefix.
+    /// The keys that it does not read, without the architecture's prefix.
     unread_keys: BTreeSet<String>,
     /// How many tensors and keys it asks for that the file has not.
     absent: usize,
@@ -175,7 +178,9 @@ fn attempt(
     let unread_tensors = roles.filter(|role| !read.contains(role)).collect();
     let prefix = format!("{}.", metadata.architecture()?);
     let read_keys = keys.read();
-    let of_file = metadata.iter().filter_map(|(key, _)| key.strip_prefix(&prefix));
+    let of_model = |key: &str| !COMMON.iter().any(|common| key.starts_with(common));
+    let of_file = metadata.iter().filter(|(key, _)| of_model(key));
+    let of_file = of_file.map(|(key, _)| key.strip_prefix(&prefix).unwrap_or(key));
     let is_unread = |key: &&str| !read_keys.contains(*key) && !IMPLIED.contains(key);
     let unread_keys = of_file.filter(is_unread).map(str::to_owned).collect();
     let absent = builder.absent() + keys.absent();
