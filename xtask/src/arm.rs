@@ -1,6 +1,8 @@
 //! `cargo xtask arm`: builds the CPU backend for 64-bit Arm and runs its tests on emulated
 //! processors, with and without the int8 dot product.
 
+pub(crate) mod instructions;
+
 use std::path::Path;
 use std::process::{Command, Stdio};
 

@@ -56,6 +56,8 @@ enum Command {
     Golden(golden::Args),
     /// Measures on an NVIDIA device, and rewrites docs/performance.md and the README.
     Gpu(gpu::Args),
+    /// Counts the instructions of the kernels of 64-bit Arm, beside llama.cpp's.
+    Instructions(arm::instructions::Args),
     /// Compiles the CUDA kernels.
     Kernels(kernels::Args),
     /// Compares with the reference results of a parity kit.
@@ -89,6 +91,7 @@ fn main() -> anyhow::Result<()> {
         Command::ExpertTrace(args) => expert_trace::run(&args),
         Command::Golden(args) => golden::run(&root(), &args),
         Command::Gpu(args) => gpu::run(&root(), &args).and_then(|()| plot_speed()),
+        Command::Instructions(args) => arm::instructions::run(&root(), &args),
         Command::Kernels(args) => kernels::run(&root(), &args),
         Command::Parity(args) => parity::main(&args),
         Command::Plot(args) => plot::run(&root(), &args),

@@ -63,7 +63,7 @@ pub(crate) fn main(args: &Args) -> Result<()> {
     }
     ensure!(
         compared > 0,
-        "nothing was compared: the kit has no logits of a model, or no backend, whose name begins so"
+        "nothing was compared: no model with logits in the kit, or no backend, has such a name"
     );
     if failed > 0 {
         bail!("{failed} comparisons failed");

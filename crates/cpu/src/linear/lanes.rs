@@ -98,6 +98,15 @@ pub(crate) trait Lanes: Copy {
     unsafe fn store(v: Self::Floats, at: *mut f32);
     /// Prefetches the cache line at `at`, which may be any address.
     unsafe fn prefetch(at: *const u8);
+    /// Prefetches cache lines, the first of them `AHEAD` bytes behind `at`, which may be any
+    /// address.
+    #[inline(always)]
+    unsafe fn prefetch_lines<const AHEAD: usize>(at: *const u8, lines: usize) {
+        for line in 0..lines {
+            // SAFETY: as of `prefetch`.
+            unsafe { Self::prefetch(at.wrapping_add(AHEAD + 64 * line)) }
+        }
+    }
     /// Prefetches into L2 only.
     unsafe fn prefetch_l2(at: *const u8);
 

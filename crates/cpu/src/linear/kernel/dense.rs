@@ -36,8 +36,8 @@ pub(crate) unsafe fn integer<L: Lanes, K: IntegerLayout, const T: usize>(tile: &
                 let prefetch_at = span.wrapping_add(block * bytes);
                 for line in 0..bytes.div_ceil(64) {
                     L::prefetch_l2(prefetch_at.wrapping_add(L2_PREFETCH_BYTES + 64 * line));
-                    L::prefetch(prefetch_at.wrapping_add(PREFETCH_BYTES + 64 * line));
                 }
+                L::prefetch_lines::<PREFETCH_BYTES>(prefetch_at, bytes.div_ceil(64));
                 let weights = Weights::of::<K>(span, &factors, block);
                 add_blocks::<L, K, T>(&weights, x.cast(), &mut sums);
                 x = x.add(tile.x_stride);
@@ -210,7 +210,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatLayout, const P: usize, const T: us
             let mut weights = [L::float(0.0); P];
             unrolled!(P, p => {
                 let at = panel.add(p * tile.panel_bytes);
-                L::prefetch(at.wrapping_add(PREFETCH_BYTES));
+                L::prefetch_lines::<PREFETCH_BYTES>(at, 1);
                 weights[p] = K::load::<L>(at);
             });
             // One broadcast activation at a time, to save registers.
