@@ -107,8 +107,8 @@ pub unsafe fn matmul(
     }
 }
 
-/// Chooses the kernels. The processor has the instructions, with those that expand if zeros are
-/// skipped.
+/// Chooses the kernels. The processor has the instructions, and those that `Isa::for_expansion`
+/// checks if zeros are skipped.
 fn run<M: MicroKernels>(
     gemm: Gemm<'_>,
     sparse: Option<&SparsePanels>,

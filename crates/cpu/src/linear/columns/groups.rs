@@ -1,4 +1,4 @@
-//! Column-major weights in memory: packing, work division, and expansion to row-major panels for
+//! Column-major weights in memory: packing, work division, and expansion to ordinary panels for
 //! batches of several tokens.
 
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub(crate) struct ColumnGroups {
     panel_bytes: usize,
 }
 
-/// Copies one row-major panel into its group.
+/// Copies one ordinary panel into its group.
 struct PackPanel<'a> {
     dense: &'a [u8],
     panel: usize,
@@ -137,7 +137,7 @@ impl ColumnGroups {
         })
     }
 
-    /// Expands some panels to the row-major layout, `dense_bytes` each, contiguously.
+    /// Expands some panels to the ordinary layout, `dense_bytes` each, contiguously.
     ///
     /// # Safety
     /// `scratch` has space for the panels, of `cols` columns, and no other thread accesses it.
@@ -156,7 +156,7 @@ impl ColumnGroups {
     }
 }
 
-/// The expansion of some panels of a group to the row-major layout.
+/// The expansion of some panels of a group to the ordinary layout.
 struct Expansion {
     isa: Isa,
     group: Group,

@@ -28,7 +28,7 @@ pub(crate) const SCALE_BYTES: usize = 2 * PANEL_ROWS;
 /// A column-major integer layout.
 ///
 /// # Safety
-/// The functions require the instructions of `L`, and those that [`Isa::for_expansion`] checks.
+/// The functions require the instructions of `L`, and those that `Isa::for_expansion` checks.
 pub(crate) trait ColumnInteger {
     /// The ordinary layout, panel after panel, with the same arithmetic.
     type PanelMajor: IntegerLayout;

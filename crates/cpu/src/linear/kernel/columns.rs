@@ -23,7 +23,7 @@ type Quads<'a> = (&'a [[u32; 4]], *const i8);
 /// # Safety
 /// The pointers of `tile` are valid: `x` for `cols / 32` blocks whose non-zeros are `nonzeros`,
 /// `out` and `bias` for `rows` rows, the first of them that of the first panel of `group`, which
-/// has `cols` columns. The instructions of `L` exist, and those that [`Isa::for_expansion`] checks.
+/// has `cols` columns. The instructions of `L` exist, and those that `Isa::for_expansion` checks.
 #[inline(always)]
 pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(
     tile: &Tile,
@@ -181,7 +181,7 @@ pub(crate) unsafe fn float<L: Lanes, K: FloatLayout, const P: usize>(
 ///
 /// # Safety
 /// `group` is one of `cols` columns, `dense` has space for its panels, and the instructions of `L`
-/// exist, and those that [`Isa::for_expansion`] checks.
+/// exist, and those that `Isa::for_expansion` checks.
 #[inline(always)]
 pub(crate) unsafe fn expand<L: Lanes, K: ColumnInteger>(
     group: &Group,

@@ -28,7 +28,8 @@ const L1_FLOAT_BYTES: usize = 2048;
 /// # Safety
 /// The pointers of `tile` are valid: `panel` for a panel of the layout with `cols` columns,
 /// followed after `panel_bytes` by the next one if there is one, `x` for `cols / 32` blocks, `out`
-/// and `bias` for `rows` rows. The instructions of `L` exist, with those that expand.
+/// and `bias` for `rows` rows. The instructions of `L` exist, and those that `Isa::for_expansion`
+/// checks.
 #[inline(always)]
 pub(crate) unsafe fn integer<L: Lanes, K: SparseInteger>(tile: &Tile) {
     const { assert!(COLS == BLOCK_COLS && <K::Dense as IntegerLayout>::COLS == COLS) };
@@ -140,8 +141,8 @@ pub(crate) unsafe fn csr<L: Lanes>(tile: &Tile) {
 /// Expands a sparse panel to the dense layout.
 ///
 /// # Safety
-/// `panel` has `cols` columns, `dense` has space for them, and the instructions of `L` exist, with
-/// those that expand.
+/// `panel` has `cols` columns, `dense` has space for them, and the instructions of `L` exist, and
+/// those that `Isa::for_expansion` checks.
 #[inline(always)]
 pub(crate) unsafe fn expand<L: Lanes, K: SparseLayout>(
     panel: *const u8,

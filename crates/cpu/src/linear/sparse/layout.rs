@@ -24,7 +24,7 @@ pub(super) const EIGHTS: u8 = 0x88;
 ///
 /// # Safety
 /// The functions require a `head` and `codes` that `pack` wrote, with 64 readable bytes after the
-/// last of either, and the instructions of `L` with those that expand.
+/// last of either, the instructions of `L` and those that `Isa::for_expansion` checks.
 pub(crate) trait SparseLayout {
     /// Bytes of a head.
     const HEAD: usize;
