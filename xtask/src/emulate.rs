@@ -182,7 +182,7 @@ impl Emulator {
             let path = out.to_string_lossy().into_owned();
             let format = format.to_owned();
             synth::run(&synth::Args { shape, format, out, seed: 0, sparsity: 0.0, routing: None })?;
-            // The comparison of several devices with one includes those with and without rewrites.
+            // Those of several devices run with and without rewrites there, and with them on one.
             if !ON_SEVERAL.iter().any(|(_, model)| *model == name) {
                 let words = ["conformance", "--brief", &path];
                 checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));

@@ -2,6 +2,7 @@
 //! compare. A text is named after the tiny model that it is the plan of.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -48,13 +49,17 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 /// Writes the bytes of a file before its first tensor's data, and gives the model's name.
 fn write_header(path: &Path, folder: &Path) -> Result<String> {
     let file = File::open(path)?;
-    let starts = file.tensors().iter().map(|tensor| tensor.offset);
-    let len = starts.min().with_context(|| format!("{}: no tensors", path.display()))?;
+    bodkin_model::plan(file.metadata(), file.tensors())?;
+    // Tensors that others are made of have no place of their own.
+    let stored = file.tensors().iter().filter(|tensor| !file.is_derived(tensor));
+    let len = stored.map(|tensor| tensor.offset).min();
+    let len = len.with_context(|| format!("{}: no tensors", path.display()))?;
     let name = path.file_stem().and_then(|stem| stem.to_str());
     let name = name.with_context(|| path.display().to_string())?.to_owned();
-    let bytes = fs::read(path).with_context(|| path.display().to_string())?;
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(len).read_to_end(&mut bytes)?;
     let to = folder.join(format!("{name}.gguf"));
-    fs::write(&to, &bytes[..len as usize]).with_context(|| to.display().to_string())?;
+    fs::write(&to, bytes).with_context(|| to.display().to_string())?;
     println!("{name}.gguf: a header of {len} bytes");
     Ok(name)
 }

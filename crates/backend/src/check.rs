@@ -67,7 +67,7 @@ impl StepCheck {
     /// # Panics
     /// If the step contradicts itself: a caller's mistake, whatever the model.
     pub fn check(&mut self, step: &Step<'_>) -> Result<()> {
-        let Step { batch, requests: rows, steps, .. } = step;
+        let Step { batch, requests, steps, .. } = step;
         at_most("tokens", batch.tokens.len(), self.limits.tokens)?;
         at_most("output rows", batch.outputs.len(), self.limits.outputs)?;
         let len: usize = batch.spans.iter().map(|s| s.len).sum();
@@ -80,7 +80,7 @@ impl StepCheck {
         assert!(batch.outputs.last().is_none_or(|&row| (row as usize) < len), "outputs are rows");
         assert_eq!(batch.inputs.len(), len * self.input_width, "one input row for each token");
         // Also that there is at least one step.
-        self.check_rows(rows, step);
+        self.check_rows(requests, step);
         for span in &batch.spans {
             self.check_span(span, steps - 1)?;
         }
@@ -90,7 +90,7 @@ impl StepCheck {
 
     /// Checks what output rows ask for.
     fn check_rows(&self, rows: &[OutputRequest<'_>], step: &Step<'_>) {
-        assert_eq!(rows.len(), step.batch.outputs.len(), "a `OutputRequest` for each output row");
+        assert_eq!(rows.len(), step.batch.outputs.len(), "an `OutputRequest` for each output row");
         assert!(step.steps > 0, "at least one step");
         let has_uniforms = |row: &OutputRequest<'_>| match row {
             OutputRequest::Token(params) => {

@@ -55,17 +55,17 @@ impl HostSampler {
     /// [`crate::Error::Limit`] if the step is larger than the limits, and those of `forward`.
     pub fn run(&mut self, step: Step<'_>, sink: Sink<'_>, forward: Forward<'_>) -> Result<()> {
         self.check.check(&step)?;
-        let Step { batch, requests: rows, steps, mut observer } = step;
-        self.samplers.iter_mut().zip(rows).for_each(|(sampler, row)| {
+        let Step { batch, requests, steps, mut observer } = step;
+        self.samplers.iter_mut().zip(requests).for_each(|(sampler, row)| {
             if let OutputRequest::Token(params) = row {
                 sampler.begin(params);
             }
         });
         for done in 1..=steps {
             let batch = if done == 1 { batch } else { &self.next };
-            let logits = &mut self.logits[..rows.len() * self.width];
+            let logits = &mut self.logits[..requests.len() * self.width];
             forward(batch, logits, reborrow(&mut observer))?;
-            let kept = self.sample(rows);
+            let kept = self.sample(requests);
             let tokens = &self.tokens[..];
             let output = StepOutput { tokens, logits: &mut self.logits[..kept] };
             if sink(output).is_break() || done == steps || tokens.contains(&None) {

@@ -47,7 +47,7 @@ template <u32 DIM> struct LoadedToken {
         load(p, qkv, decay_logits, beta_logits, value_head, [](const float *at) { return *at; });
     }
 
-    // Whether any of them is `like` that.
+    // Whether the predicate holds for any of them.
     template <class Predicate> __device__ __forceinline__ bool any(const Predicate &predicate) const {
         bool found = predicate(beta_logit);
 #pragma unroll

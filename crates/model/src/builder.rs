@@ -98,8 +98,9 @@ impl<'a> Builder<'a> {
     /// The finished plan, whose logits are `output`.
     ///
     /// # Errors
-    /// If a weight has a scale that the plan does not read. Scales of inputs are for kernels with
-    /// 4-bit activations, and change nothing where activations are wider.
+    /// If a gate has an activation that is none of gates, or a weight a scale that the plan does
+    /// not read. Scales of inputs are for kernels with 4-bit activations, and change nothing where
+    /// activations are wider.
     pub fn finish(self, output: Value) -> Result<Plan> {
         assert_eq!(output, self.plan.output(), "the logits are computed last");
         for weight in &self.plan.weights {

@@ -22,7 +22,7 @@ pub struct HyperParameters<'a> {
     prefix: &'a str,
     /// The keys read so far that the file has, without the architecture's prefix.
     read: RefCell<BTreeSet<String>>,
-    /// The keys asked for so far that the file has not, without prefix.
+    /// The keys asked for so far that the file has not, without the architecture's prefix.
     absent: RefCell<BTreeSet<String>>,
     /// Whether the file has the blocks for multi-token prediction that its metadata counts.
     has_mtp: Cell<bool>,
@@ -58,7 +58,7 @@ impl<'a> HyperParameters<'a> {
         names.iter().for_each(|name| drop(self.key(name)));
     }
 
-    /// The keys read so far that the file has, without prefix.
+    /// The keys read so far that the file has, without the architecture's prefix.
     pub(crate) fn read(&self) -> BTreeSet<String> {
         self.read.borrow().clone()
     }
@@ -185,7 +185,9 @@ impl<'a> HyperParameters<'a> {
     /// prefix of the architecture.
     pub fn unprefixed_numbers(&self, key: &str, layers: usize) -> Result<Vec<f32>> {
         let error = |problem| Error::Key { key: key.to_owned(), problem };
-        self.read.borrow_mut().insert(key.to_owned());
+        let is_there = self.metadata.get(key).is_some();
+        let names = if is_there { &self.read } else { &self.absent };
+        names.borrow_mut().insert(key.to_owned());
         let mut values = self.metadata.f32s(key)?.ok_or_else(|| error("missing".to_owned()))?;
         match values.len() {
             1 => values = vec![values[0]; layers],

@@ -24,8 +24,7 @@ const IMPLIED: [&str; 6] = [
     "vocab_size",
 ];
 /// Keys of files of any architecture begin so.
-const COMMON: [&str; 7] =
-    ["adapter.", "bodkin.", "general.", "imatrix", "quantize.", "split.", "tokenizer."];
+const COMMON: [&str; 5] = ["bodkin.", "general.", "quantize.", "split.", "tokenizer."];
 /// Architectures that are the same decoder with other settings, which a file does not tell, and
 /// what their own files have of the parts that the decoder takes if they are there.
 const USUAL: [(&str, &[&str]); 25] = [

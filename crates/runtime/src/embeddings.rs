@@ -60,12 +60,12 @@ pub struct Submitted {
 
 /// What is made of a pooled row.
 #[derive(Clone, Copy)]
-pub(crate) struct FinishReason {
+pub(crate) struct Finishing {
     pub(crate) width: usize,
     pub(crate) normalize: bool,
 }
 
-impl FinishReason {
+impl Finishing {
     pub(crate) fn finish(self, mut vector: Vec<f32>) -> Vec<f32> {
         vector.truncate(self.width);
         if self.normalize {
@@ -81,7 +81,7 @@ pub struct Embeddings {
     pub(crate) pooled: Pooled,
     /// The model's path.
     pub(crate) model: String,
-    pub(crate) finish: FinishReason,
+    pub(crate) finish: Finishing,
     pub(crate) tokens: usize,
     pub(crate) truncated: usize,
 }

@@ -7,7 +7,7 @@ use bodkin_model::{Plan, Pooling};
 
 use crate::backends::backend;
 use crate::builder::Builder;
-use crate::embeddings::{EmbeddingOptions, Embeddings, FinishReason, Submitted};
+use crate::embeddings::{EmbeddingOptions, Embeddings, Finishing, Submitted};
 use crate::error::{Error, Result};
 use crate::memory::total_bytes;
 use crate::model_file::{ModelFile, longest_that_fits};
@@ -191,10 +191,10 @@ impl Encoder {
         &self,
         texts: &mut [Vec<u32>],
         options: &EmbeddingOptions,
-    ) -> Result<(FinishReason, usize, usize)> {
+    ) -> Result<(Finishing, usize, usize)> {
         let width = options.width(self.embedder.width())?;
         let truncated = if options.truncate { self.truncate(texts)? } else { 0 };
-        let finish = FinishReason { width, normalize: options.normalize && !self.is_reranker };
+        let finish = Finishing { width, normalize: options.normalize && !self.is_reranker };
         Ok((finish, texts.iter().map(Vec::len).sum(), truncated))
     }
 

@@ -1,6 +1,6 @@
 // Multiplies rows of weights by one token with llama.cpp's kernel of a format, as `gemv` where its
 // weights are repacked for Arm, or as a dot product (`dot`) of each row: `ggml FORMAT KERNEL TIMES`.
-// Ends with status 2 if there is no such kernel.
+// Prints the bytes of the weights, or 0 if there is no such kernel.
 #include "ggml-cpu.h"
 #include "ggml.h"
 #include <stdio.h>
@@ -29,7 +29,7 @@ int main(int argc, char **argv) {
     if (argc != 4) return 1;
     int type = 0, times = atoi(argv[3]);
     while (type < GGML_TYPE_COUNT && (!ggml_type_name(type) || strcmp(ggml_type_name(type), argv[1]))) type++;
-    if (type == GGML_TYPE_COUNT) return 2;
+    if (type == GGML_TYPE_COUNT) return puts("0") < 0;
     const struct ggml_type_traits_cpu *traits = ggml_get_type_traits_cpu(type);
     size_t row = ggml_row_size(type, COLS), x_row = ggml_row_size(traits->vec_dot_type, COLS);
     char *weights = malloc(ROWS * row), *x = malloc(x_row);
@@ -40,7 +40,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof GEMVS / sizeof *GEMVS && !strcmp(argv[2], "gemv"); i++) {
         if (!strcmp(GEMVS[i].format, argv[1])) kernel = GEMVS[i].kernel;
     }
-    if (!kernel && strcmp(argv[2], "dot")) return 2;
+    if (!kernel && strcmp(argv[2], "dot")) return puts("0") < 0;
     for (int i = 0; i < times; i++) {
         if (kernel) {
             kernel(COLS, out, ROWS, weights, x, 1, ROWS);

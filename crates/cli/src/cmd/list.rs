@@ -39,8 +39,11 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if args.known {
         let rows = source::known();
         print(args.json, &rows, &known_table(&rows))?;
-        let notes = rows.iter().filter_map(|row| Some((&row.name, row.note.as_ref()?)));
-        notes.filter(|_| !args.json).for_each(|(name, note)| eprintln!("{name}: {note}"));
+        for row in rows.iter().filter(|_| !args.json) {
+            if let Some(note) = &row.note {
+                eprintln!("{}: {note}", row.name);
+            }
+        }
         return Ok(());
     }
     let rows = source::list()?;

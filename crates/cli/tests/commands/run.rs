@@ -164,7 +164,7 @@ fn texts_from_several_places_are_one_prompt() {
 }
 
 #[test]
-fn a_stop_text_ends_the_answer_before_it() {
+fn a_stop_string_ends_the_answer_before_it() {
     let place = Place::new();
     let model = model("llama");
     // Every token is an `x`.

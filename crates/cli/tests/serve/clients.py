@@ -88,12 +88,12 @@ def test_openai_chat():
     endless = {"ignore_eos": True}
     biased = chat(**settings, logit_bias=bias, logprobs=True, extra_body=endless)
     check(biased.choices[0].logprobs.content[0].token == word.token, "logit_bias")
-    # A stop text is not part of the answer.
+    # A stop string is not part of the answer.
     full = choice.message.content
     stop = full[len(full) // 2 :][:2]
     cut = chat(**settings, stop=[stop]).choices[0]
-    check(cut.message.content == full[: full.index(stop)], "the text before the stop text")
-    check(cut.finish_reason == "stop", "a stop text stops")
+    check(cut.message.content == full[: full.index(stop)], "the text before the stop string")
+    check(cut.finish_reason == "stop", "a stop string stops")
 
 
 def test_openai_errors():

@@ -98,8 +98,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn store(v: Self::Floats, at: *mut f32);
     /// Prefetches the cache line at `at`, which may be any address.
     unsafe fn prefetch(at: *const u8);
-    /// Prefetches cache lines, the first of them `AHEAD` bytes behind `at`, which may be any
-    /// address.
+    /// Prefetches `lines` cache lines from `at + AHEAD` on. Any address is valid.
     #[inline(always)]
     unsafe fn prefetch_lines<const AHEAD: usize>(at: *const u8, lines: usize) {
         for line in 0..lines {

@@ -12,17 +12,17 @@ use crate::packed::PackedLayout;
 /// whose kernels can do that, and that only matmuls without experts read.
 pub(super) fn mark(plan: &Plan, program: &mut Program) {
     for v in 0..program.values.len() {
-        let spec = &program.values[v];
-        let Content::F16(F16Rows { parts: 1, cols }) = spec.content else { continue };
-        let is_whole = cols.is_multiple_of(CHUNK_COLS) && spec.rows == Rows::Tokens;
+        let shape = &program.values[v];
+        let Content::F16(F16Rows { parts: 1, cols }) = shape.content else { continue };
+        let is_whole = cols.is_multiple_of(CHUNK_COLS) && shape.rows == Rows::Tokens;
         let uses = program.uses(Value(v));
-        let all_can = uses.iter().all(|&i| may_be_swizzled(plan, &program.stages[i], Value(v)));
-        program.values[v].may_be_swizzled = is_whole && spec.view.is_none() && all_can;
+        let all_can = uses.iter().all(|&i| knows_swizzled(plan, &program.stages[i], Value(v)));
+        program.values[v].may_be_swizzled = is_whole && shape.view.is_none() && all_can;
     }
 }
 
 /// Whether a stage can store a swizzled value, or read it.
-fn may_be_swizzled(plan: &Plan, stage: &Stage, value: Value) -> bool {
+fn knows_swizzled(plan: &Plan, stage: &Stage, value: Value) -> bool {
     let can = match &stage.work {
         Work::Norm(norm) => norm.half_out == Some(value),
         Work::Attend(attend) => attend.half_out == Some(value),

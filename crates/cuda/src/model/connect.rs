@@ -28,7 +28,7 @@ impl CudaModel {
             part.addresses.barriers_expected = take(4 * MAX_PEERS, "the counts of barriers")?;
             part.addresses.finished_blocks = take(4, "the count of blocks")?;
             for peer_offsets in &mut part.addresses.peer_offsets {
-                *peer_offsets = take(8 * MAX_PEERS, "the peer_offsets of values")?;
+                *peer_offsets = take(8 * MAX_PEERS, "the offsets of values on other devices")?;
             }
         }
         let all: Vec<Addresses> = parts.iter().map(|part| part.addresses.clone()).collect();
@@ -41,8 +41,8 @@ impl CudaModel {
             part.addresses.arrivals = others().map(arrivals).collect();
             let starts: [fn(&Addresses) -> u64; 2] = [|a| a.arena, |a| a.non_aliased];
             for (start, &to) in starts.iter().zip(&part.addresses.peer_offsets) {
-                let distance = |(_, other)| start(other).wrapping_sub(start(&all[i]));
-                let peer_offsets: Vec<u64> = others().map(distance).collect();
+                let offset = |(_, other)| start(other).wrapping_sub(start(&all[i]));
+                let peer_offsets: Vec<u64> = others().map(offset).collect();
                 // SAFETY: there is room for `MAX_PEERS`, and the copy has ended after
                 // `synchronize`.
                 unsafe { part.device.copy_to_device(to, &peer_offsets) }

@@ -1,6 +1,5 @@
-//! Attention. Rows store their keys and values in their sequences' pages, and attend to them. Rows
-//! that are alone in their sequences do both in one kernel, unless the step has prefill rows;
-//! others are all stored first.
+//! Attention. Rows store their keys and values in their sequences' pages, and attend to them: in
+//! one kernel where the step has one row a sequence and no prefill rows; else all are stored first.
 
 use bodkin_backend::Result;
 use bodkin_model::{Attention, RopeStyle};

@@ -48,7 +48,7 @@ impl Step<'_> {
         }
     }
 
-    /// Where the peer_offsets of this step's values on the other devices are.
+    /// The address of the offsets from this step's values to those of the other devices.
     pub(super) fn peer_offsets(&self) -> u64 {
         let is_persistent = self.arena.1 == self.at.non_aliased;
         self.at.peer_offsets[usize::from(is_persistent)]

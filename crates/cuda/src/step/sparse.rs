@@ -14,8 +14,9 @@ use crate::lower::{Sparse, Value};
 use crate::parameters::sparse as p;
 use crate::shared_memory::{entries_bytes, hyper_bytes, index_bytes, route_bytes};
 
-/// Entries that a block of the indexer scores at a time, and the most blocks of a row.
-const SCORED_ENTRIES: usize = 128;
+/// Threads of a block of the indexer, each of which scores an entry at a time; and the most blocks
+/// of a row.
+const SCORE_THREADS: usize = 128;
 const MAX_SCORE_BLOCKS: usize = 64;
 /// Threads of a block that stores an entry.
 const STORE_THREADS: usize = 128;
@@ -139,7 +140,7 @@ impl Step<'_> {
             top_k: score.top_k,
             padding: 0,
         };
-        let blocks = sizes.entries.div_ceil(SCORED_ENTRIES).clamp(1, MAX_SCORE_BLOCKS);
+        let blocks = sizes.entries.div_ceil(SCORE_THREADS).clamp(1, MAX_SCORE_BLOCKS);
         let Kernels { score_entries, select_entries, .. } = self.kernels;
         for first in (0..rows).step_by(sizes.rows) {
             let count = sizes.rows.min(rows - first);
@@ -148,7 +149,7 @@ impl Step<'_> {
             // SAFETY: the page tables cover the complete entries, and the scores of a row have
             // room for the entries of all pages of a slot.
             unsafe {
-                self.device.launch(*score_entries, grid, SCORED_ENTRIES, shared, &score)?;
+                self.device.launch(*score_entries, grid, SCORE_THREADS, shared, &score)?;
                 self.device.launch(*select_entries, [count, 1, 1], THREADS, 0, &select)?;
             }
         }

@@ -34,7 +34,9 @@ impl Builder<'_> {
     pub(super) fn check_gates(&self) -> Result<()> {
         let is_wrong = |op: &Op| matches!(op, Op::Glu { act: Act::Xielu(_), .. });
         match self.plan.ops.iter().any(is_wrong) {
-            true => Err(Error::Unsupported("xIELU as the activation of a gate".to_owned())),
+            true => Err(Error::Unsupported(
+                "a gate (`ffn_gate`, or a fused `ffn_up`) with the activation xIELU".to_owned(),
+            )),
             false => Ok(()),
         }
     }

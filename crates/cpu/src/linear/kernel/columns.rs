@@ -12,8 +12,8 @@ use crate::linear::lanes::{Lanes, PANEL_ROWS};
 use crate::linear::layout::{Codes, FloatLayout, IntegerLayout};
 use crate::unroll::unrolled;
 
-/// Fours of panels in the widest group.
-const MAX_FOURS: usize = 8;
+/// Quartets of panels in the widest group.
+const MAX_QUARTETS: usize = 8;
 
 /// The column indices of a half block's non-zeros, four by four, and their activation codes.
 type Quads<'a> = (&'a [[u32; 4]], *const i8);
@@ -31,12 +31,12 @@ pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(
     nonzeros: NonZeros,
 ) {
     const { assert!(<K::PanelMajor as IntegerLayout>::COLS == BLOCK_COLS) };
-    const { assert!(K::GROUP_PANELS <= MAX_FOURS * INTERLEAVED_PANELS) };
+    const { assert!(K::GROUP_PANELS <= MAX_QUARTETS * INTERLEAVED_PANELS) };
     let panels = &group.panels;
-    let fours = panels.start / INTERLEAVED_PANELS..panels.end.div_ceil(INTERLEAVED_PANELS);
+    let quartets = panels.start / INTERLEAVED_PANELS..panels.end.div_ceil(INTERLEAVED_PANELS);
     // SAFETY: the loop walks exactly the blocks of the group and of the token.
     unsafe {
-        let mut sums = [[L::float(0.0); INTERLEAVED_PANELS]; MAX_FOURS];
+        let mut sums = [[L::float(0.0); INTERLEAVED_PANELS]; MAX_QUARTETS];
         let blocks = tile.cols / BLOCK_COLS;
         for index in 0..blocks {
             if index + 1 < blocks {
@@ -50,11 +50,11 @@ pub(crate) unsafe fn integer<L: Lanes, K: ColumnInteger>(
                 continue;
             }
             let block = ColumnBlock::of::<K>(group.start, group.panel_count, index);
-            for (four, sums) in fours.clone().zip(&mut sums) {
+            for (quartet, sums) in quartets.clone().zip(&mut sums) {
                 // Constants, so that the selection of nibbles is resolved at compile time.
-                match four % 2 {
-                    0 => add_block::<L, K, 0>(block, four * INTERLEAVED_PANELS, x, halves, sums),
-                    _ => add_block::<L, K, 1>(block, four * INTERLEAVED_PANELS, x, halves, sums),
+                match quartet % 2 {
+                    0 => add_block::<L, K, 0>(block, quartet * INTERLEAVED_PANELS, x, halves, sums),
+                    _ => add_block::<L, K, 1>(block, quartet * INTERLEAVED_PANELS, x, halves, sums),
                 }
             }
         }

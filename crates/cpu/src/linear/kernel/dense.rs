@@ -17,7 +17,7 @@ use crate::unroll::unrolled;
 const L2_PREFETCH_BYTES: usize = 4096;
 
 /// One panel times `T` tokens, for the panel rows that `L` covers: all 16, or with narrow registers
-/// 8, so that callers run it for each half.
+/// 8 or 4, so that callers run it for each half or quarter.
 ///
 /// # Safety
 /// The pointers of `tile` are valid: `panel` for a panel of `cols` columns, `x` for `T` tokens of

@@ -343,9 +343,10 @@ impl<const FIRST: usize, const COUNT: usize, const SDOT: bool> Lanes for Neon<FI
     // line first, and that of the codes from there, a sixth of all instructions.
     #[inline(always)]
     unsafe fn prefetch_lines<const AHEAD: usize>(at: *const u8, lines: usize) {
-        macro_rules! lines {
+        macro_rules! prefetch_each {
             ($($line:literal)*) => {$(
                 if lines > $line {
+                    // Any address is valid: the instruction has no visible effect.
                     asm!(
                         "prfm pldl1keep, [{at}, #{distance}]",
                         at = in(reg) at, distance = const AHEAD + 64 * $line,
@@ -354,9 +355,12 @@ impl<const FIRST: usize, const COUNT: usize, const SDOT: bool> Lanes for Neon<FI
                 }
             )*};
         }
-        const { assert!(AHEAD + 64 * 15 <= 32_760, "what the instruction can hold") };
-        debug_assert!(lines <= 16);
-        lines!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
+        const {
+            let is_encodable = AHEAD.is_multiple_of(8) && AHEAD + 64 * 15 <= 32_760;
+            assert!(is_encodable, "what the instruction can hold");
+        }
+        assert!(lines <= 16, "a block has at most 16 cache lines");
+        prefetch_each!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
     }
 
     // Not measured: kernels read one stream, which these processors prefetch into L2 themselves.
