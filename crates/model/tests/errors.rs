@@ -316,6 +316,10 @@ fn a_gate_where_the_architecture_has_none_is_an_error() {
     let gates: Vec<Tensor> = gates.collect();
     tensors.extend(gates);
     assert_names(plan(&metadata, &tensors), &["`ffn_gate`", "xIELU"]);
+    let (metadata, mut tensors) = parts("apertus");
+    let ups = tensors.iter_mut().filter(|tensor| tensor.name.ends_with("ffn_up.weight"));
+    ups.for_each(|up| up.shape[1] *= 2);
+    assert_names(plan(&metadata, &tensors), &["a fused `ffn_up`", "xIELU"]);
 }
 
 #[test]

@@ -132,9 +132,12 @@ fn tables_of_models_fit_the_terminal() {
         let command = place.bodkin(&list);
         let (shown, _) = crate::terminal::Terminal::with_columns(command, columns).rest();
         let width = |line: &str| line.chars().count();
-        assert!(shown.lines().all(|line| width(line) <= usize::from(columns)), "{shown}");
+        // Notes are behind the table, and a terminal breaks them.
+        let is_note = |line: &&str| line.starts_with("gemma3-270m: ");
+        let table: Vec<&str> = shown.lines().filter(|line| !is_note(line)).collect();
+        assert!(table.iter().all(|line| width(line) <= usize::from(columns)), "{shown}");
         assert!(shown.contains("\r\nqwen3-embedding:0.6b "), "{shown}");
-        assert_eq!(shown.lines().count(), whole.lines().count());
+        assert_eq!(table.len(), whole.lines().count());
     }
 }
 
