@@ -6,6 +6,8 @@
 #include "packed.cuh"
 #include "route.cuh"
 
+#define NORM_THREADS (32 * PERSISTENT_WARPS) // of rows of more than SHORT_NORM elements
+
 // Cosines and sines of rotary angles. Angles are reduced in double precision, as positions are
 // large.
 KERNEL rope_angles(const __grid_constant__ RopeAngles p) {
@@ -88,7 +90,66 @@ DEVICE void clear_padding(const Norm &p) {
     }
 }
 
-// RMS or layer norm: a block takes a group of a row. Grid: (rows, groups).
+// Loads a thread's elements of a group of a row: fours of neighbours, one for each thread, then the next ones.
+// Behind the end, or from nowhere, they are `other`.
+template <u32 FOURS> DEVICE void load_fours(const Norm &p, const float *from, float other, float4 (&x)[FOURS]) {
+#pragma unroll
+    for (u32 j = 0; j < FOURS; j++) {
+        u32 i = 4 * (threadIdx.x + j * blockDim.x);
+        x[j] = from && i < p.n ? *(const float4 *)(from + i) : make_float4(other, other, other, other);
+    }
+}
+
+// RMS norm of aligned rows of up to 4 FOURS elements a thread, without bias or gate. Threads hold the row: it
+// is read once, and its weights before the previous kernel has ended. The sum has the order of `rms_scale`.
+// Grid: (rows, groups).
+template <u32 FOURS> DEVICE void rms_norm(const Norm &p) {
+    __shared__ float scratch[NORM_THREADS / 32];
+    launch_dependents();
+    u32 row = blockIdx.x, first = blockIdx.y * p.n, t = threadIdx.x;
+    float4 x[FOURS], weights[FOURS], residuals[FOURS];
+    load_fours(p, p.weight ? p.weight + (p.weight_len == p.n ? 0 : first) : 0, 1.0f, weights);
+    float sum = 0.0f, sum_scale = p.sum_scale ? *p.sum_scale : 1.0f;
+    grid_dependency_wait();
+    load_fours(p, p.x + (u64)row * p.stride + first, 0.0f, x);
+    load_fours(p, p.residual ? p.residual + (u64)row * p.residual_stride + first : 0, 0.0f, residuals);
+#pragma unroll
+    for (u32 j = 0; j < FOURS; j++) sum = add_squares(x[j], sum);
+    sum = warp_sum(sum);
+    if (blockDim.x > 32) {
+        if (t % 32 == 0) scratch[t / 32] = sum;
+        __syncthreads();
+        sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < NORM_THREADS / 32; i++) sum += scratch[i];
+    }
+    float scale = rms_factor(sum, 1.0f / (float)p.n, p.eps);
+#pragma unroll
+    for (u32 j = 0; j < FOURS; j++) {
+        u32 i = 4 * (t + j * blockDim.x);
+        if (i >= p.n) break;
+        float z[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            z[k] = (&x[j].x)[k] * scale * (&weights[j].x)[k];
+            if (p.residual) z[k] = ((&residuals[j].x)[k] + z[k]) * sum_scale;
+        }
+        if (p.out) *(float4 *)(p.out + (u64)row * p.out_stride + first + i) = make_float4(z[0], z[1], z[2], z[3]);
+        if (!p.half_out) continue;
+        // Swizzled halves are neighbours in pairs only.
+#pragma unroll
+        for (u32 k = 0; k < 4; k += 2) {
+            u32 pair = to_input(z[k]) | (u32)to_input(z[k + 1]) << 16;
+            *(u32 *)(p.half_out + half_at(p.half_stride, row, first + i + k)) = pair;
+        }
+    }
+    clear_padding(p);
+}
+
+KERNEL __launch_bounds__(NORM_THREADS) rms_norm_2(const __grid_constant__ Norm p) { rms_norm<2>(p); }
+KERNEL __launch_bounds__(NORM_THREADS) rms_norm_4(const __grid_constant__ Norm p) { rms_norm<4>(p); }
+
+// Any other RMS or layer norm: a block takes a group of a row. Grid: (rows, groups).
 KERNEL norm_rows(const __grid_constant__ Norm p) {
     __shared__ float scratch[32];
     launch_dependents();

@@ -228,6 +228,8 @@ pub(crate) struct Kernels {
     /// with more than [`GEMV_ROWS`](crate::constants::GEMV_ROWS) input rows four.
     pub(crate) gemv_f32: [Kernel; 2],
     pub(crate) rope_angles: Kernel,
+    /// RMS norms of aligned rows of up to 8 and up to 16 elements a thread, without bias or gate.
+    pub(crate) rms_norm: [Kernel; 2],
     pub(crate) norm_rows: Kernel,
     /// Layer norms of more than [`SHORT_NORM`](crate::constants::SHORT_NORM) and up to
     /// [`SHORT_LAYER_NORM`](crate::constants::SHORT_LAYER_NORM) elements.
@@ -306,6 +308,7 @@ impl Kernels {
             embed_f32: rows.kernel("embed_f32", 0)?,
             gemv_f32: [gemv_mma.kernel("gemv_f32_1", 0)?, gemv_mma.kernel("gemv_f32_4", 0)?],
             rope_angles: rows.kernel("rope_angles", 0)?,
+            rms_norm: [rows.kernel("rms_norm_2", 0)?, rows.kernel("rms_norm_4", 0)?],
             norm_rows: rows.kernel("norm_rows", 0)?,
             layer_norm_rows: rows.kernel("layer_norm_rows", 0)?,
             convert_input: rows.kernel("convert_input", 0)?,

@@ -67,10 +67,14 @@ impl Step<'_> {
         let parameters = self.norm_parameters(norm);
         let n = parameters.n as usize;
         let is_short_layer = norm.kind == NormKind::Layer && n <= SHORT_LAYER_NORM;
-        let (kernel, threads) = match n {
-            ..=SHORT_NORM => (self.kernels.norm_rows, 32),
-            _ if is_short_layer => (self.kernels.layer_norm_rows, 32),
-            _ => (self.kernels.norm_rows, NORM_THREADS),
+        let threads = if n <= SHORT_NORM || is_short_layer { 32 } else { NORM_THREADS };
+        let fours = n.div_ceil(4 * threads);
+        let kernel = match norm.kind {
+            NormKind::Layer if n > SHORT_NORM && is_short_layer => self.kernels.layer_norm_rows,
+            NormKind::Rms if fours <= 4 && is_plain(&parameters) => {
+                self.kernels.rms_norm[usize::from(fours > 2)]
+            }
+            _ => self.kernels.norm_rows,
         };
         let grid = [rows, parameters.groups as usize, 1];
         // SAFETY: values have room for the step's rows.
@@ -345,6 +349,15 @@ impl Step<'_> {
         // SAFETY: outputs are rows of the step.
         unsafe { self.device.launch(self.kernels.pool, [rows, 1, 1], THREADS, 0, &parameters) }
     }
+}
+
+/// Whether a norm has neither bias nor gate, and four elements at a time are aligned.
+fn is_plain(norm: &p::Norm) -> bool {
+    let p::Norm { x, weight, bias, out, half_out, gate, residual, .. } = *norm;
+    let strides = [norm.n, norm.stride, norm.out_stride, norm.half_stride, norm.residual_stride];
+    (bias, gate) == (0, 0)
+        && strides.iter().all(|stride| stride.is_multiple_of(4))
+        && [x, weight, out, half_out, residual].iter().all(|at| at.is_multiple_of(16))
 }
 
 /// The code of a function in `kernels/device.cuh`.
