@@ -77,11 +77,15 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, const ChunkRange &rang
     u64 cell_bytes = m.panel_rows * ROW_BYTES;
     const u8 *input = (const u8 *)p.input + (group.first / m.panel_rows * p.chunks + range.first) * cell_bytes
                       + group.first % m.panel_rows * ROW_BYTES;
+    // Weights that are read once leave the L2 cache to other values. For those of 4 bits that is slower.
+    bool is_once = Packed<LAYOUT>::BYTES >= CHUNK_BYTES_S8 && gridDim.x == 1;
     auto produce_weights = [&](u32 chunk) {
         u32 stage = chunk / STEP % STAGES, count = min(STEP, range.count - chunk);
         u32 barrier = shared_address(&shared.full[stage]), to = shared_address(shared.weights[stage][i]);
         if (warp == 0 && lane == 0) mbarrier_expect_tx(barrier, count * (tiles * BYTES + INPUT_BYTES));
-        if (has_tile) bulk_copy(to, weights + (u64)chunk * BYTES, count * BYTES, barrier);
+        const u8 *from = weights + (u64)chunk * BYTES;
+        if (has_tile && is_once) bulk_copy_evict_first(to, from, count * BYTES, barrier);
+        if (has_tile && !is_once) bulk_copy(to, from, count * BYTES, barrier);
     };
     auto produce_input = [&](u32 chunk) {
         u32 stage = chunk / STEP % STAGES, count = min(STEP, range.count - chunk);
@@ -115,15 +119,14 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
 
     // Issues the products of a chunk of a stage.
     __device__ __forceinline__ void multiply(const Matmul &p, const SharedMemory<LAYOUT, WIDTH> &shared,
-                                             u32 stage, u32 chunk, const Packed<LAYOUT> &weights) {
+                                             u32 stage, u32 chunk, const Fragment (&weights)[4]) {
         u64 inputs = wgmma_matrix(shared_address(shared.inputs[stage][chunk]));
         bool is_first = chunks_left == p.slice_chunks;
-        Fragment f[4];
-#pragma unroll
-        for (int step = 0; step < 4; step++) f[step] = weights.fragment(step);
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < 4; step++) wgmma<false>(sums, f[step], inputs + 2 * step, step > 0 || !is_first);
+        for (int step = 0; step < 4; step++) {
+            wgmma<false>(sums, weights[step], inputs + 2 * step, step > 0 || !is_first);
+        }
         wgmma_commit();
     }
 
@@ -144,20 +147,28 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
     }
 
     // Main loop: the next chunk's weights are read while a chunk's products run. The tensor cores work for
-    // the other consumer group, or for another block, while weights are unpacked. F16 weights are not
-    // unpacked: products that run read the registers that the next ones would be read to.
+    // the other consumer group, or for another block, while weights are unpacked; those of 4 bits with few
+    // input rows leave registers to unpack the next ones meanwhile. F16 weights are not unpacked: products
+    // that run read the registers that the next ones would be read to.
     __device__ __forceinline__ void all(const Gemm &m, const ChunkRange &range, SharedMemory<LAYOUT, WIDTH> &shared) {
         const Matmul &p = m.matmul;
         const bool READS_AHEAD = LAYOUT != F16;
+        const bool UNPACKS_AHEAD = WIDTH <= 32 && Packed<LAYOUT>::BYTES < CHUNK_BYTES_S8;
         u32 lane = threadIdx.x % 32;
         slice = range.first / p.slice_chunks;
         chunks_left = p.slice_chunks;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) sums[i] = totals[i] = 0.0f;
         RingPosition<SharedMemory<LAYOUT, WIDTH>::STAGES> next = {};
-        Packed<LAYOUT> weights;
+        Packed<LAYOUT> packed;
+        Fragment weights[2][4]; // of even and of odd chunks
+        auto unpack = [&](u32 chunk) {
+#pragma unroll
+            for (int step = 0; step < 4; step++) weights[chunk % 2][step] = packed.fragment(step);
+        };
         mbarrier_wait(shared_address(&shared.full[0]), 0);
-        weights.load(shared.weights[0][warp], lane);
+        packed.load(shared.weights[0][warp], lane);
+        if (UNPACKS_AHEAD) unpack(0);
         for (u32 first = 0; first < range.count; first += STEP) {
             u32 now = next.slot;
             next.advance();
@@ -169,9 +180,11 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
                     bool is_new = i + 1 == STEP;
                     if (is_new) mbarrier_wait(shared_address(&shared.full[next.slot]), next.parity);
                     const u8 *stage = shared.weights[is_new ? next.slot : now][warp];
-                    weights.load(stage + (is_new ? 0 : i + 1) * Packed<LAYOUT>::BYTES, lane);
+                    packed.load(stage + (is_new ? 0 : i + 1) * Packed<LAYOUT>::BYTES, lane);
+                    if (UNPACKS_AHEAD) unpack(i + 1);
                 };
-                multiply(p, shared, now, i, weights);
+                if (!UNPACKS_AHEAD) unpack(i);
+                multiply(p, shared, now, i, weights[i % 2]);
                 if (READS_AHEAD) read_next();
                 wgmma_wait<0>();
                 wgmma_results(sums);
