@@ -233,5 +233,5 @@ pub(crate) const INLINED_COLS: RangeInclusive<usize> = SHORT_NORM + 1..=12_288;
 /// Tokens with penalties, and tokens with biases, that the sampling kernel takes at most: each of
 /// its threads reads all others.
 pub(crate) const MAX_LISTED: usize = 1024;
-/// Steps of up to this many rows are recorded as graphs: decode steps.
+/// Steps of up to this many rows are recorded as graphs, also with prefill.
 pub(crate) const RECORDED_ROWS: usize = 16;

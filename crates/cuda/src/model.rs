@@ -34,6 +34,9 @@ use crate::weights::Weights;
 /// A captured graph depends on the size of the step and on its last kernels.
 type GraphKey = (Size, StepEnd);
 
+/// The most graphs of a model: they take memory that no plan counts.
+const MAX_GRAPHS: usize = 128;
+
 /// What the last kernels of a step compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum StepEnd {
@@ -355,6 +358,11 @@ impl CudaModel {
                 persistent.map_or(Ok(()), |_| step.update_expert_cache())
             };
             let graph = self.device.record(launch)?;
+            if self.graphs.len() == MAX_GRAPHS {
+                // Any other: it can be recorded again.
+                let other = self.graphs.keys().next().copied();
+                other.and_then(|other| self.graphs.remove(&other));
+            }
             self.graphs.insert(key, graph);
         }
         Ok(())

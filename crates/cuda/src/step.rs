@@ -129,10 +129,10 @@ impl Size {
         size
     }
 
-    /// Whether steps of this size are recorded as graphs. Clients can ask for any number of output
-    /// rows: such steps are not.
+    /// Whether steps of this size are recorded as graphs: small ones, and all that only decode,
+    /// whose sizes come again. Clients can ask for any number of output rows: such steps are not.
     pub(crate) fn is_recorded(&self) -> bool {
-        self.tokens <= RECORDED_ROWS && self.outputs <= self.spans
+        (self.tokens <= RECORDED_ROWS || !self.has_prefill) && self.outputs <= self.spans
     }
 
     /// Of a decode step of one sequence.
