@@ -47,6 +47,9 @@ pub(crate) struct Args {
     /// Only the model files, and a prompt's logits in large and in small chunks
     #[arg(long, requires = "models")]
     chunks: bool,
+    /// Only multi-step decode of more rows than small steps have
+    #[arg(long, conflicts_with = "models")]
+    many_rows: bool,
     /// Expect that the persistent kernel stalls, as where the emulator loses a result
     #[arg(long, requires = "models")]
     stalls: bool,
@@ -79,6 +82,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     if args.chunks {
         return args.models.iter().try_for_each(|path| check_chunks(args, path));
+    }
+    if args.many_rows {
+        return check_many_rows(&args.device);
     }
     if !args.case.is_empty() {
         return args.case.iter().try_for_each(|case| check_cases(&args.device, case));
@@ -158,6 +164,13 @@ fn check_wgpu(names: &[String]) -> Result<()> {
     failures.iter().for_each(|failure| println!("FAILED: {failure}"));
     ensure!(failures.is_empty(), "{} failures", failures.len());
     println!("conformance: none failed on {}", Wgpu::open(0)?.name());
+    Ok(())
+}
+
+fn check_many_rows(device: &[usize]) -> Result<()> {
+    let failures = conformance::check_many_rows(&Cuda::open_all(device)?);
+    ensure!(failures.is_empty(), "{}", failures.join("\n"));
+    println!("conformance: multi-step decode of many rows, none failed");
     Ok(())
 }
 

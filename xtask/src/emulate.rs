@@ -204,6 +204,8 @@ impl Emulator {
         for devices in ["0", "0,1"] {
             let words = ["conformance", "--device", devices, "--stalls", &stalled];
             checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
+            let words = ["conformance", "--device", devices, "--many-rows"];
+            checks.push((Chip::Hopper, words.map(str::to_owned).to_vec()));
         }
         for (devices, model) in ON_SEVERAL {
             let path = models.join(model).to_string_lossy().into_owned();

@@ -67,6 +67,13 @@ pub fn check_steps(backend: &dyn Backend) -> Vec<String> {
     failures
 }
 
+/// What a backend got wrong in multi-step decode of more rows than steps that count as small.
+pub fn check_many_rows(backend: &dyn Backend) -> Vec<String> {
+    let mut failures = Vec::new();
+    sampling::check_many_rows(backend, &mut failures);
+    failures
+}
+
 /// What a backend got wrong in the cases with such names.
 pub fn check_named(backend: &dyn Backend, is_chosen: impl Fn(&str) -> bool) -> Vec<String> {
     let mut failures = Vec::new();

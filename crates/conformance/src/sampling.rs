@@ -36,13 +36,29 @@ pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
         let case = attention_case(vocabulary);
         let pairs = pairs_of_params(&case);
         pairs.iter().for_each(|pair| check_decode(backend, &case, pair, failures));
-        let many: Vec<SamplingParams> = pairs.into_iter().flatten().cycle().take(MANY).collect();
+        let many = many_params(&case);
         check_decode(backend, &case, &many, failures);
         check_mixed(backend, &case, &many, failures);
     }
-    let hybrid = state::cases().pop().expect("a plan with attention and recurrent state");
-    let many: Vec<_> = pairs_of_params(&hybrid).into_iter().flatten().cycle().take(MANY).collect();
-    check_mixed(backend, &hybrid, &many, failures);
+    let hybrid = hybrid_case();
+    check_mixed(backend, &hybrid, &many_params(&hybrid), failures);
+}
+
+/// Checks multi-step decode of many rows, with keys and values alone and with recurrent state.
+pub(super) fn check_many_rows(backend: &dyn Backend, failures: &mut Vec<String>) {
+    for case in [attention_case(NARROW_VOCABULARY), hybrid_case()] {
+        check_decode(backend, &case, &many_params(&case), failures);
+    }
+}
+
+/// Attention and recurrent state.
+fn hybrid_case() -> Case {
+    state::cases().pop().expect("the last plan has attention and recurrent state")
+}
+
+/// Parameters for [`MANY`] rows.
+fn many_params(case: &Case) -> Vec<SamplingParams> {
+    pairs_of_params(case).into_iter().flatten().cycle().take(MANY).collect()
 }
 
 /// Compares multi-step decode of one sequence for each of `params` with single steps.
