@@ -188,7 +188,7 @@ fn expected(case: &'static Case, kv_type: KvType) -> Result<Arc<Expected>> {
     }
     let (plan, limits) = (Arc::clone(&case.plan), case.limits());
     let mut reference = reference::load(kv_type, plan, &case.file, &limits, &|_, _| ());
-    let mut record = Record::default();
+    let mut record = Record::new(case);
     let logits = run_prompt_observed(reference.as_mut(), case, &mut record)?;
     let expert_counts = expert_counts(reference.as_ref());
     let expected = Arc::new(Expected { logits, record, expert_counts });

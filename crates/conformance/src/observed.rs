@@ -7,13 +7,21 @@ use super::case::Case;
 use super::compare::nmse;
 use super::prompt::run_prompt_observed;
 
-/// Everything that was shown.
-#[derive(Default)]
+/// Everything that was shown. The experts of a token are in ascending order: rounding may exchange
+/// experts whose scores are almost the same.
 pub(super) struct Record {
+    tokens: usize,
     /// The weight of each matmul, its experts, and the one of each row.
     matmuls: Vec<(String, usize, Vec<usize>)>,
     /// The rows of each matmul.
     values: Vec<Vec<f32>>,
+}
+
+impl Record {
+    /// Nothing yet, of a step of a case.
+    pub(super) fn new(case: &Case) -> Record {
+        Record { tokens: case.tokens.len(), matmuls: Vec::new(), values: Vec::new() }
+    }
 }
 
 impl Observer for Record {
@@ -21,9 +29,13 @@ impl Observer for Record {
         let Matmul { weight, experts, rows } = *matmul;
         let fits = |row: &InputRow<'_>| row.values.len() == weight.cols && row.expert < experts;
         assert!(rows.iter().all(fits), "rows that the weight can be multiplied with");
-        let chosen = rows.iter().map(|row| row.expert).collect();
+        let used = rows.len().div_ceil(self.tokens);
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_by_key(|&i| (i / used, rows[i].expert));
+        let rows = || order.iter().map(|&i| &rows[i]);
+        let chosen = rows().map(|row| row.expert).collect();
         self.matmuls.push((weight.name.clone(), experts, chosen));
-        self.values.push(rows.iter().flat_map(|row| row.values).copied().collect());
+        self.values.push(rows().flat_map(|row| row.values).copied().collect());
     }
 }
 
@@ -38,7 +50,7 @@ pub(super) fn check(
     failures: &mut Vec<String>,
 ) -> Result<()> {
     let name = &case.name;
-    let mut found = Record::default();
+    let mut found = Record::new(case);
     let observed = run_prompt_observed(model, case, &mut found)?;
     if !observed.iter().map(|x| x.to_bits()).eq(alone.iter().map(|x| x.to_bits())) {
         failures.push(format!("{name}: observed differs in bits from the whole prompt"));
