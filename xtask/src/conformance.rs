@@ -47,8 +47,8 @@ pub(crate) struct Args {
     /// Only the model files, and a prompt's logits in large and in small chunks
     #[arg(long, requires = "models")]
     chunks: bool,
-    /// Only multi-step decode of more rows than small steps have
-    #[arg(long, conflicts_with = "models")]
+    /// Only multi-step decode of more rows than backends treat as a small step
+    #[arg(long, conflicts_with_all = ["models", "case", "wgpu"])]
     many_rows: bool,
     /// Expect that the persistent kernel stalls, as where the emulator loses a result
     #[arg(long, requires = "models")]

@@ -67,7 +67,7 @@ pub fn check_steps(backend: &dyn Backend) -> Vec<String> {
     failures
 }
 
-/// What a backend got wrong in multi-step decode of more rows than steps that count as small.
+/// What a backend got wrong in multi-step decode of more rows than backends treat as a small step.
 pub fn check_many_rows(backend: &dyn Backend) -> Vec<String> {
     let mut failures = Vec::new();
     sampling::check_many_rows(backend, &mut failures);

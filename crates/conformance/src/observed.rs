@@ -29,9 +29,15 @@ impl Observer for Record {
         let Matmul { weight, experts, rows } = *matmul;
         let fits = |row: &InputRow<'_>| row.values.len() == weight.cols && row.expert < experts;
         assert!(rows.iter().all(fits), "rows that the weight can be multiplied with");
-        let used = rows.len().div_ceil(self.tokens);
         let mut order: Vec<usize> = (0..rows.len()).collect();
-        order.sort_by_key(|&i| (i / used, rows[i].expert));
+        if experts > 1 {
+            assert!(
+                rows.len().is_multiple_of(self.tokens),
+                "the same number of experts for each token"
+            );
+            let used = rows.len() / self.tokens;
+            order.sort_by_key(|&i| (i / used, rows[i].expert));
+        }
         let rows = || order.iter().map(|&i| &rows[i]);
         let chosen = rows().map(|row| row.expert).collect();
         self.matmuls.push((weight.name.clone(), experts, chosen));

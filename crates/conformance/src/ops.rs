@@ -54,6 +54,12 @@ fn norms(cases: &mut Vec<Case>) {
             (1, 300),
             (1, 1024),
             (1, 1025),
+            // Threads of GPUs take the row's elements in rounds, of which these are the last few.
+            (1, 200),
+            (1, 2052),
+            (1, 4100),
+            (1, 8196),
+            (2, 2052),
             (2, 300),
             (3, 16),
             (5, 24),

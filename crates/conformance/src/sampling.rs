@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, Batch, Limits, Model, OutputRequest, Penalties, ReferenceSampler, Result,
-    SamplingParams, Span, Step, candidates::Candidates,
+    Backend, Batch, Limits, Matmul, Model, Observer, OutputRequest, Penalties, ReferenceSampler,
+    Result, SamplingParams, Span, Step, candidates::Candidates,
 };
 use bodkin_gguf::Format;
 
@@ -30,24 +30,28 @@ const NARROW_VOCABULARY: usize = 67;
 pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
     for case in state::cases() {
         let pairs = pairs_of_params(&case);
-        pairs[..2].iter().for_each(|pair| check_decode(backend, &case, pair, failures));
+        pairs[..2]
+            .iter()
+            .for_each(|pair| check_decode(backend, &case, pair, Steps::Single, failures));
     }
     for vocabulary in [NARROW_VOCABULARY, WIDE_VOCABULARY] {
         let case = attention_case(vocabulary);
         let pairs = pairs_of_params(&case);
-        pairs.iter().for_each(|pair| check_decode(backend, &case, pair, failures));
+        pairs.iter().for_each(|pair| check_decode(backend, &case, pair, Steps::Single, failures));
         let many = many_params(&case);
-        check_decode(backend, &case, &many, failures);
+        check_decode(backend, &case, &many, Steps::Single, failures);
         check_mixed(backend, &case, &many, failures);
     }
     let hybrid = hybrid_case();
     check_mixed(backend, &hybrid, &many_params(&hybrid), failures);
+    check_many_rows(backend, failures);
 }
 
-/// Checks multi-step decode of many rows, with keys and values alone and with recurrent state.
+/// Checks multi-step decode of many rows, with keys and values alone and with recurrent state,
+/// against observed steps: no backend records those.
 pub(super) fn check_many_rows(backend: &dyn Backend, failures: &mut Vec<String>) {
     for case in [attention_case(NARROW_VOCABULARY), hybrid_case()] {
-        check_decode(backend, &case, &many_params(&case), failures);
+        check_decode(backend, &case, &many_params(&case), Steps::Observed, failures);
     }
 }
 
@@ -61,20 +65,38 @@ fn many_params(case: &Case) -> Vec<SamplingParams> {
     pairs_of_params(case).into_iter().flatten().cycle().take(MANY).collect()
 }
 
-/// Compares multi-step decode of one sequence for each of `params` with single steps.
+/// How decode steps run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Steps {
+    Multi,
+    Single,
+    /// Single steps with an observer.
+    Observed,
+}
+
+/// An observer that looks at nothing.
+struct Blind;
+
+impl Observer for Blind {
+    fn matmul(&mut self, _: &Matmul<'_>) {}
+}
+
+/// Compares multi-step decode of one sequence for each of `params` with `other` steps.
 fn check_decode(
     backend: &dyn Backend,
     case: &Case,
     params: &[SamplingParams],
+    other: Steps,
     failures: &mut Vec<String>,
 ) {
     let name = &case.name;
-    let both = decode(backend, case, params, true)
-        .and_then(|found| Ok((found, decode(backend, case, params, false)?)));
+    let both = decode(backend, case, params, Steps::Multi)
+        .and_then(|found| Ok((found, decode(backend, case, params, other)?)));
     match both {
         Ok((found, wanted)) if found == wanted => {}
         Ok((found, wanted)) => failures.push(format!(
-            "{name}, {params:?}: multi-step decode gives {found:?}, its logits {wanted:?}"
+            "{name}, {params:?}: multi-step decode gives {found:?}, the logits of {other:?} steps \
+             {wanted:?}"
         )),
         Err(error) => failures.push(format!("{name}: multi-step decode: {error}")),
     }
@@ -208,17 +230,17 @@ impl Decoding {
 }
 
 /// The tokens of [`STEPS`] decode steps, `[steps, params]`: by multi-step decode that ends after
-/// some steps and goes on, or by single steps whose logits the reference sampler reads.
+/// some steps and goes on, or by steps whose logits the reference sampler reads.
 fn decode(
     backend: &dyn Backend,
     case: &Case,
     params: &[SamplingParams],
-    is_multi_step: bool,
+    steps: Steps,
 ) -> Result<Vec<u32>> {
     let mut decoding = Decoding::start(backend, case, params.len())?;
     let mut batch = decoding.decode_batch(case);
     let mut found = Vec::new();
-    if is_multi_step {
+    if steps == Steps::Multi {
         let ended = 3;
         multi_step(&mut *decoding.model, &batch, params, STEPS, &mut found, ended)?;
         batch.tokens = found[(ended - 1) * params.len()..].to_vec();
@@ -234,7 +256,17 @@ fn decode(
     samplers.iter_mut().zip(params).for_each(|(sampler, params)| sampler.begin(params));
     let mut logits = vec![0.0; params.len() * width];
     for _ in 0..STEPS {
-        decoding.model.forward(&batch, &mut logits)?;
+        if steps == Steps::Observed {
+            let requests = vec![OutputRequest::Logits; params.len()];
+            let observer = Some(&mut Blind as &mut dyn Observer);
+            let step = Step { batch: &batch, requests: &requests, steps: 1, observer };
+            decoding.model.step(step, &mut |output| {
+                logits.copy_from_slice(output.logits);
+                ControlFlow::Continue(())
+            })?;
+        } else {
+            decoding.model.forward(&batch, &mut logits)?;
+        }
         let rows = samplers.iter_mut().zip(params).zip(logits.chunks_exact_mut(width));
         let tokens = rows.map(|((sampler, params), logits)| {
             sampler.sample(params, logits, &mut Candidates::default())

@@ -31,6 +31,11 @@
 // Devices of a tensor-parallel group beside one, at most, that store into its memory.
 #define MAX_PEERS 7u
 
+// Threads of a block that normalises a row. They decide the order of the sum of squares, so
+// the persistent kernel computes with the same number, and `gemv_mma` with half of it, each
+// for two.
+#define NORM_THREADS 512u
+
 // Rows of up to this many elements are normalised by one warp.
 #define SHORT_NORM 256u
 

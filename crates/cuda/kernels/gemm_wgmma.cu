@@ -77,15 +77,17 @@ DEVICE void produce(const Gemm &m, const RowGroup &group, const ChunkRange &rang
     u64 cell_bytes = m.panel_rows * ROW_BYTES;
     const u8 *input = (const u8 *)p.input + (group.first / m.panel_rows * p.chunks + range.first) * cell_bytes
                       + group.first % m.panel_rows * ROW_BYTES;
-    // Weights that are read once leave the L2 cache to other values. For those of 4 bits that is slower.
-    bool is_once = Packed<LAYOUT>::BYTES >= CHUNK_BYTES_S8 && gridDim.x == 1;
+    // 8-bit weights that only one row group reads are the first to be evicted from the L2 cache. For those of
+    // 4 bits that was slower.
+    const bool HAS_BYTES = Packed<LAYOUT>::BYTES >= CHUNK_BYTES_S8 && LAYOUT != F16;
+    bool is_read_once = HAS_BYTES && gridDim.x == 1;
     auto produce_weights = [&](u32 chunk) {
         u32 stage = chunk / STEP % STAGES, count = min(STEP, range.count - chunk);
         u32 barrier = shared_address(&shared.full[stage]), to = shared_address(shared.weights[stage][i]);
         if (warp == 0 && lane == 0) mbarrier_expect_tx(barrier, count * (tiles * BYTES + INPUT_BYTES));
         const u8 *from = weights + (u64)chunk * BYTES;
-        if (has_tile && is_once) bulk_copy_evict_first(to, from, count * BYTES, barrier);
-        if (has_tile && !is_once) bulk_copy(to, from, count * BYTES, barrier);
+        if (has_tile && is_read_once) bulk_copy_evict_first(to, from, count * BYTES, barrier);
+        if (has_tile && !is_read_once) bulk_copy(to, from, count * BYTES, barrier);
     };
     auto produce_input = [&](u32 chunk) {
         u32 stage = chunk / STEP % STAGES, count = min(STEP, range.count - chunk);
@@ -162,6 +164,7 @@ template <int LAYOUT, u32 WIDTH> struct Accumulators {
         RingPosition<SharedMemory<LAYOUT, WIDTH>::STAGES> next = {};
         Packed<LAYOUT> packed;
         Fragment weights[2][4]; // of even and of odd chunks
+        static_assert(STEP % 2 == 0, "a stage begins with an even chunk");
         auto unpack = [&](u32 chunk) {
 #pragma unroll
             for (int step = 0; step < 4; step++) weights[chunk % 2][step] = packed.fragment(step);

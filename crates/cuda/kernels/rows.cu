@@ -6,8 +6,6 @@
 #include "packed.cuh"
 #include "route.cuh"
 
-#define NORM_THREADS (32 * PERSISTENT_WARPS) // of rows of more than SHORT_NORM elements
-
 // Cosines and sines of rotary angles. Angles are reduced in double precision, as positions are
 // large.
 KERNEL rope_angles(const __grid_constant__ RopeAngles p) {

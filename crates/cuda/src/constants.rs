@@ -65,6 +65,10 @@ shared! {
     MATRICES: usize = 4;
     /// Devices of a tensor-parallel group beside one, at most, that store into its memory.
     MAX_PEERS: usize = 7;
+    /// Threads of a block that normalises a row. They decide the order of the sum of squares, so
+    /// the persistent kernel computes with the same number, and `gemv_mma` with half of it, each
+    /// for two.
+    NORM_THREADS: usize = 32 * PERSISTENT_WARPS;
     /// Rows of up to this many elements are normalised by one warp.
     SHORT_NORM: usize = 256;
     /// The same for layer norms: longer rows take a block.
@@ -233,5 +237,6 @@ pub(crate) const INLINED_COLS: RangeInclusive<usize> = SHORT_NORM + 1..=12_288;
 /// Tokens with penalties, and tokens with biases, that the sampling kernel takes at most: each of
 /// its threads reads all others.
 pub(crate) const MAX_LISTED: usize = 1024;
-/// Steps of up to this many rows are recorded as graphs, also with prefill.
+/// Steps of up to this many rows are recorded as graphs even with prefill rows; steps that only
+/// decode always are.
 pub(crate) const RECORDED_ROWS: usize = 16;

@@ -35,7 +35,7 @@ use crate::weights::Weights;
 type GraphKey = (Size, StepEnd);
 
 /// The most graphs of a model: they take memory that no plan counts.
-const MAX_GRAPHS: usize = 128;
+const MAX_GRAPHS: usize = 256;
 
 /// What the last kernels of a step compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -315,7 +315,7 @@ impl CudaModel {
         Ok(())
     }
 
-    /// Launches all stages, as a graph if the step is small.
+    /// Launches all stages, as a graph if steps of this size are recorded.
     pub(crate) fn launch_stages(&mut self, batch: &Batch, end_of_step: StepEnd) -> Result<()> {
         if self.profile.is_some() {
             return self.launch_profiled(batch);
@@ -359,9 +359,8 @@ impl CudaModel {
             };
             let graph = self.device.record(launch)?;
             if self.graphs.len() == MAX_GRAPHS {
-                // Any other: it can be recorded again.
-                let other = self.graphs.keys().next().copied();
-                other.and_then(|other| self.graphs.remove(&other));
+                // They are recorded again when their sizes come again.
+                self.graphs.clear();
             }
             self.graphs.insert(key, graph);
         }

@@ -118,7 +118,8 @@ impl Size {
             prefill_spans: spans,
             prefill_positions: usize::MAX,
         };
-        // Small steps are recorded once for each size, so these upper bounds have to do.
+        // Small steps are recorded once for each size, so these upper bounds have to do. Larger
+        // ones are recorded without prefill, where they are zeros.
         if tokens > RECORDED_ROWS {
             let prefill = || batch.spans.iter().filter(|span| span.is_prefill);
             size.prefill_tokens = prefill().map(|span| span.len).sum();
@@ -129,8 +130,8 @@ impl Size {
         size
     }
 
-    /// Whether steps of this size are recorded as graphs: small ones, and all that only decode,
-    /// whose sizes come again. Clients can ask for any number of output rows: such steps are not.
+    /// Whether steps of this size are recorded as graphs: small ones, and those that only decode,
+    /// as their sizes recur. Clients can ask for any number of output rows: such steps are not.
     pub(crate) fn is_recorded(&self) -> bool {
         (self.tokens <= RECORDED_ROWS || !self.has_prefill) && self.outputs <= self.spans
     }

@@ -5,14 +5,11 @@ use bodkin_backend::Result;
 use bodkin_model::{Act, EmbedBy, NormKind, PoolKind, RopeStyle, WeightId};
 
 use super::{Step, THREADS};
-use crate::constants::{PERSISTENT_WARPS, SHORT_LAYER_NORM, SHORT_NORM};
+use crate::constants::{NORM_THREADS, SHORT_LAYER_NORM, SHORT_NORM};
 use crate::lower::{Content, F16Rows, Function, Gate, Norm, Rotate, SliceConcat, Value};
 use crate::parameters as p;
 
-/// Threads of a block that normalises a row. They decide the order of the sum of squares, so the
-/// persistent kernel computes with the same number, and `gemv_mma` with half of it, each for two.
-const NORM_THREADS: usize = 32 * PERSISTENT_WARPS;
-const _: () = assert!(NORM_THREADS == 2 * THREADS);
+const _: () = assert!(NORM_THREADS == 2 * THREADS, "`gemv_mma` computes the norm of two threads");
 
 impl Step<'_> {
     pub(super) fn angles(&self, rope: usize) -> Result<()> {
@@ -66,15 +63,17 @@ impl Step<'_> {
     pub(super) fn norm(&self, rows: usize, norm: &Norm) -> Result<()> {
         let parameters = self.norm_parameters(norm);
         let n = parameters.n as usize;
-        let is_short_layer = norm.kind == NormKind::Layer && n <= SHORT_LAYER_NORM;
-        let threads = if n <= SHORT_NORM || is_short_layer { 32 } else { NORM_THREADS };
+        let threads = if n <= SHORT_NORM { 32 } else { NORM_THREADS };
+        // Of the elements of a thread.
         let fours = n.div_ceil(4 * threads);
-        let kernel = match norm.kind {
-            NormKind::Layer if n > SHORT_NORM && is_short_layer => self.kernels.layer_norm_rows,
-            NormKind::Rms if fours <= 4 && is_plain(&parameters) => {
-                self.kernels.rms_norm[usize::from(fours > 2)]
+        let (kernel, threads) = match norm.kind {
+            NormKind::Layer if (SHORT_NORM + 1..=SHORT_LAYER_NORM).contains(&n) => {
+                (self.kernels.layer_norm_rows, 32)
             }
-            _ => self.kernels.norm_rows,
+            NormKind::Rms if fours <= 4 && is_vectorizable(&parameters) => {
+                (self.kernels.rms_norm[usize::from(fours > 2)], threads)
+            }
+            _ => (self.kernels.norm_rows, threads),
         };
         let grid = [rows, parameters.groups as usize, 1];
         // SAFETY: values have room for the step's rows.
@@ -351,8 +350,9 @@ impl Step<'_> {
     }
 }
 
-/// Whether a norm has neither bias nor gate, and four elements at a time are aligned.
-fn is_plain(norm: &p::Norm) -> bool {
+/// Whether a norm has neither bias nor gate, and its rows and groups begin at multiples of 16
+/// bytes, so that vectors of four floats are aligned.
+fn is_vectorizable(norm: &p::Norm) -> bool {
     let p::Norm { x, weight, bias, out, half_out, gate, residual, .. } = *norm;
     let strides = [norm.n, norm.stride, norm.out_stride, norm.half_stride, norm.residual_stride];
     (bias, gate) == (0, 0)
