@@ -10,6 +10,7 @@ use super::prompt::run_prompt_observed;
 /// Everything that was shown. The experts of a token are in ascending order: rounding may exchange
 /// experts whose scores are almost the same.
 pub(super) struct Record {
+    /// Tokens of the step.
     tokens: usize,
     /// The weight of each matmul, its experts, and the one of each row.
     matmuls: Vec<(String, usize, Vec<usize>)>,

@@ -54,7 +54,7 @@ fn norms(cases: &mut Vec<Case>) {
             (1, 300),
             (1, 1024),
             (1, 1025),
-            // Threads of GPUs take the row's elements in rounds, of which these are the last few.
+            // A few elements more than the threads of a GPU's block take at once, or hold.
             (1, 200),
             (1, 2052),
             (1, 4100),

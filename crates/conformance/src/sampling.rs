@@ -32,14 +32,16 @@ pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
         let pairs = pairs_of_params(&case);
         pairs[..2]
             .iter()
-            .for_each(|pair| check_decode(backend, &case, pair, Steps::Single, failures));
+            .for_each(|pair| check_decode(backend, &case, pair, DecodeMode::Single, failures));
     }
     for vocabulary in [NARROW_VOCABULARY, WIDE_VOCABULARY] {
         let case = attention_case(vocabulary);
         let pairs = pairs_of_params(&case);
-        pairs.iter().for_each(|pair| check_decode(backend, &case, pair, Steps::Single, failures));
+        pairs
+            .iter()
+            .for_each(|pair| check_decode(backend, &case, pair, DecodeMode::Single, failures));
         let many = many_params(&case);
-        check_decode(backend, &case, &many, Steps::Single, failures);
+        check_decode(backend, &case, &many, DecodeMode::Single, failures);
         check_mixed(backend, &case, &many, failures);
     }
     let hybrid = hybrid_case();
@@ -51,7 +53,7 @@ pub(super) fn check(backend: &dyn Backend, failures: &mut Vec<String>) {
 /// against observed steps: no backend records those.
 pub(super) fn check_many_rows(backend: &dyn Backend, failures: &mut Vec<String>) {
     for case in [attention_case(NARROW_VOCABULARY), hybrid_case()] {
-        check_decode(backend, &case, &many_params(&case), Steps::Observed, failures);
+        check_decode(backend, &case, &many_params(&case), DecodeMode::Observed, failures);
     }
 }
 
@@ -67,35 +69,38 @@ fn many_params(case: &Case) -> Vec<SamplingParams> {
 
 /// How decode steps run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Steps {
+enum DecodeMode {
+    /// Multi-step decode.
     Multi,
+    /// Single steps.
     Single,
     /// Single steps with an observer.
     Observed,
 }
 
-/// An observer that looks at nothing.
-struct Blind;
+/// An observer that ignores what it is shown.
+struct Ignoring;
 
-impl Observer for Blind {
+impl Observer for Ignoring {
     fn matmul(&mut self, _: &Matmul<'_>) {}
 }
 
-/// Compares multi-step decode of one sequence for each of `params` with `other` steps.
+/// Compares multi-step decode of one sequence for each of `params` with decode in another
+/// mode.
 fn check_decode(
     backend: &dyn Backend,
     case: &Case,
     params: &[SamplingParams],
-    other: Steps,
+    other: DecodeMode,
     failures: &mut Vec<String>,
 ) {
     let name = &case.name;
-    let both = decode(backend, case, params, Steps::Multi)
+    let both = decode(backend, case, params, DecodeMode::Multi)
         .and_then(|found| Ok((found, decode(backend, case, params, other)?)));
     match both {
         Ok((found, wanted)) if found == wanted => {}
         Ok((found, wanted)) => failures.push(format!(
-            "{name}, {params:?}: multi-step decode gives {found:?}, the logits of {other:?} steps \
+            "{name}, {params:?}: multi-step decode gives {found:?}, the logits of mode {other:?} \
              {wanted:?}"
         )),
         Err(error) => failures.push(format!("{name}: multi-step decode: {error}")),
@@ -235,12 +240,12 @@ fn decode(
     backend: &dyn Backend,
     case: &Case,
     params: &[SamplingParams],
-    steps: Steps,
+    mode: DecodeMode,
 ) -> Result<Vec<u32>> {
     let mut decoding = Decoding::start(backend, case, params.len())?;
     let mut batch = decoding.decode_batch(case);
     let mut found = Vec::new();
-    if steps == Steps::Multi {
+    if mode == DecodeMode::Multi {
         let ended = 3;
         multi_step(&mut *decoding.model, &batch, params, STEPS, &mut found, ended)?;
         batch.tokens = found[(ended - 1) * params.len()..].to_vec();
@@ -255,18 +260,17 @@ fn decode(
     let mut samplers = vec![ReferenceSampler::default(); params.len()];
     samplers.iter_mut().zip(params).for_each(|(sampler, params)| sampler.begin(params));
     let mut logits = vec![0.0; params.len() * width];
+    let requests = vec![OutputRequest::Logits; params.len()];
     for _ in 0..STEPS {
-        if steps == Steps::Observed {
-            let requests = vec![OutputRequest::Logits; params.len()];
-            let observer = Some(&mut Blind as &mut dyn Observer);
-            let step = Step { batch: &batch, requests: &requests, steps: 1, observer };
-            decoding.model.step(step, &mut |output| {
-                logits.copy_from_slice(output.logits);
-                ControlFlow::Continue(())
-            })?;
-        } else {
-            decoding.model.forward(&batch, &mut logits)?;
-        }
+        let observer: Option<&mut dyn Observer> = match mode {
+            DecodeMode::Observed => Some(&mut Ignoring),
+            _ => None,
+        };
+        let step = Step { batch: &batch, requests: &requests, steps: 1, observer };
+        decoding.model.step(step, &mut |output| {
+            logits.copy_from_slice(output.logits);
+            ControlFlow::Continue(())
+        })?;
         let rows = samplers.iter_mut().zip(params).zip(logits.chunks_exact_mut(width));
         let tokens = rows.map(|((sampler, params), logits)| {
             sampler.sample(params, logits, &mut Candidates::default())
