@@ -88,31 +88,31 @@ DEVICE void clear_padding(const Norm &p) {
     }
 }
 
-// Loads a thread's elements of a group of a row: fours of neighbours, one for each thread, then the next ones.
-// Behind the end, or from nowhere, they are `other`.
-template <u32 FOURS> DEVICE void load_fours(const Norm &p, const float *from, float other, float4 (&x)[FOURS]) {
+// Loads a thread's elements of a group of a row, as vectors of four neighbours that are 4 blockDim.x apart.
+// Elements beyond the end, or of a null pointer, are `other`.
+template <u32 VECTORS> DEVICE void load_vectors(const Norm &p, const float *from, float other, float4 (&x)[VECTORS]) {
 #pragma unroll
-    for (u32 j = 0; j < FOURS; j++) {
+    for (u32 j = 0; j < VECTORS; j++) {
         u32 i = 4 * (threadIdx.x + j * blockDim.x);
         x[j] = from && i < p.n ? *(const float4 *)(from + i) : make_float4(other, other, other, other);
     }
 }
 
-// RMS norm of aligned rows of up to 4 FOURS elements a thread, without bias or gate. Threads hold the row: it
-// is read once, and its weights before the previous kernel has ended. The sum has the order of `rms_scale`.
+// RMS norm of aligned rows of up to 4 VECTORS elements a thread, without bias or gate. The row stays in
+// registers, and its weights are read before the previous kernel has ended. The sum has the order of `rms_scale`.
 // Grid: (rows, groups).
-template <u32 FOURS> DEVICE void rms_norm(const Norm &p) {
+template <u32 VECTORS> DEVICE void rms_norm(const Norm &p) {
     __shared__ float scratch[NORM_THREADS / 32];
     launch_dependents();
     u32 row = blockIdx.x, first = blockIdx.y * p.n, t = threadIdx.x;
-    float4 x[FOURS], weights[FOURS], residuals[FOURS];
-    load_fours(p, p.weight ? p.weight + (p.weight_len == p.n ? 0 : first) : 0, 1.0f, weights);
+    float4 x[VECTORS], weights[VECTORS], residuals[VECTORS];
+    load_vectors(p, p.weight ? p.weight + (p.weight_len == p.n ? 0 : first) : 0, 1.0f, weights);
     float sum = 0.0f, sum_scale = p.sum_scale ? *p.sum_scale : 1.0f;
     grid_dependency_wait();
-    load_fours(p, p.x + (u64)row * p.stride + first, 0.0f, x);
-    load_fours(p, p.residual ? p.residual + (u64)row * p.residual_stride + first : 0, 0.0f, residuals);
+    load_vectors(p, p.x + (u64)row * p.stride + first, 0.0f, x);
+    load_vectors(p, p.residual ? p.residual + (u64)row * p.residual_stride + first : 0, 0.0f, residuals);
 #pragma unroll
-    for (u32 j = 0; j < FOURS; j++) sum = add_squares(x[j], sum);
+    for (u32 j = 0; j < VECTORS; j++) sum = add_squares(x[j], sum);
     sum = warp_sum(sum);
     if (blockDim.x > 32) {
         if (t % 32 == 0) scratch[t / 32] = sum;
@@ -123,7 +123,7 @@ template <u32 FOURS> DEVICE void rms_norm(const Norm &p) {
     }
     float scale = rms_factor(sum, 1.0f / (float)p.n, p.eps);
 #pragma unroll
-    for (u32 j = 0; j < FOURS; j++) {
+    for (u32 j = 0; j < VECTORS; j++) {
         u32 i = 4 * (t + j * blockDim.x);
         if (i >= p.n) break;
         float z[4];

@@ -34,7 +34,7 @@ use crate::weights::Weights;
 /// A captured graph depends on the size of the step and on its last kernels.
 type GraphKey = (Size, StepEnd);
 
-/// The most graphs of a model: they take memory that no plan counts.
+/// The most graphs of a model. Bounds their memory, which the planner does not count.
 const MAX_GRAPHS: usize = 256;
 
 /// What the last kernels of a step compute.
@@ -359,7 +359,7 @@ impl CudaModel {
             };
             let graph = self.device.record(launch)?;
             if self.graphs.len() == MAX_GRAPHS {
-                // They are recorded again when their sizes come again.
+                // Those that are still needed are recorded again.
                 self.graphs.clear();
             }
             self.graphs.insert(key, graph);

@@ -119,7 +119,7 @@ impl Size {
             prefill_positions: usize::MAX,
         };
         // Small steps are recorded once for each size, so these upper bounds have to do. Larger
-        // ones are recorded without prefill, where they are zeros.
+        // recorded steps have no prefill: theirs are zero.
         if tokens > RECORDED_ROWS {
             let prefill = || batch.spans.iter().filter(|span| span.is_prefill);
             size.prefill_tokens = prefill().map(|span| span.len).sum();

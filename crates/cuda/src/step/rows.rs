@@ -9,7 +9,7 @@ use crate::constants::{NORM_THREADS, SHORT_LAYER_NORM, SHORT_NORM};
 use crate::lower::{Content, F16Rows, Function, Gate, Norm, Rotate, SliceConcat, Value};
 use crate::parameters as p;
 
-const _: () = assert!(NORM_THREADS == 2 * THREADS, "`gemv_mma` computes the norm of two threads");
+const _: () = assert!(NORM_THREADS == 2 * THREADS, "a thread of `gemv_mma` does the work of two");
 
 impl Step<'_> {
     pub(super) fn angles(&self, rope: usize) -> Result<()> {
@@ -64,14 +64,14 @@ impl Step<'_> {
         let parameters = self.norm_parameters(norm);
         let n = parameters.n as usize;
         let threads = if n <= SHORT_NORM { 32 } else { NORM_THREADS };
-        // Of the elements of a thread.
-        let fours = n.div_ceil(4 * threads);
+        // Vectors of four elements that a thread holds.
+        let vectors = n.div_ceil(4 * threads);
         let (kernel, threads) = match norm.kind {
             NormKind::Layer if (SHORT_NORM + 1..=SHORT_LAYER_NORM).contains(&n) => {
                 (self.kernels.layer_norm_rows, 32)
             }
-            NormKind::Rms if fours <= 4 && is_vectorizable(&parameters) => {
-                (self.kernels.rms_norm[usize::from(fours > 2)], threads)
+            NormKind::Rms if vectors <= 4 && is_vectorizable(&parameters) => {
+                (self.kernels.rms_norm[usize::from(vectors > 2)], threads)
             }
             _ => (self.kernels.norm_rows, threads),
         };
