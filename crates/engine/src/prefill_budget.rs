@@ -1,13 +1,13 @@
 //! How many prompt tokens may join a step with decode rows. Each of them delays the next token of
 //! every request that decodes, so the budget follows from measured times. Its target is a mixed
 //! step of at most `1 + SHARE * fairness` times a decode step: somewhat less than two, and more
-//! where more requests prefill than decode.
+//! where more requests prefill than decode. Where that is less than `MIXED_SECONDS`, that is the
+//! target: on a GPU a step with a prompt has a fixed cost, and smaller chunks pay it more often, so
+//! that not only the prompt but also the requests beside it end later.
 //!
-//! On a GPU a step with a prompt has a fixed cost, because it runs other kernels than decode. Where
-//! that cost alone exceeds the target, fewer tokens do not bring the step nearer to it and only
-//! make a prompt pay it more often, so the budget has a lower bound that follows from the best
-//! speed of prefill. Behind a long context, where a token costs more than that, it may exceed the
-//! target, too. This file must not know requests.
+//! Behind a long context, where a token costs more than elsewhere, the budget has a lower bound
+//! that follows from the best speed of prefill, and a step may exceed the target. This file must
+//! not know requests.
 
 /// The weight of the newest measurement in an exponential moving average.
 const AVERAGE_WEIGHT: f64 = 0.2;
@@ -16,10 +16,14 @@ const AVERAGE_WEIGHT: f64 = 0.2;
 /// next measurement varies.
 const SHARE: f64 = 0.8;
 
+/// Seconds that a mixed step may take however fast decode is: 50 tokens a second are more than
+/// people read.
+const MIXED_SECONDS: f64 = 0.02;
+
 /// The fewest tokens, so that prompts go on however slow the model is.
 const MIN_TOKENS: usize = 8;
 
-/// The budget before anything was measured.
+/// The budget while no prompt was measured.
 const INITIAL_TOKENS: usize = 64;
 
 /// Measured times of steps.
@@ -49,16 +53,20 @@ impl PrefillBudget {
 
     /// The most prompt tokens beside `decode_rows`, for `prefilling` requests; the caller sees that
     /// both fit the step. Where more requests wait for their first token than for their next, they
-    /// get more of the time.
+    /// get more of the time. None beside the first decode step, which is measured alone.
     pub(crate) fn tokens(&self, decode_rows: usize, prefilling: usize) -> usize {
         if decode_rows == 0 {
             return self.limit;
         }
-        if self.decode_seconds == 0.0 || self.token_seconds == 0.0 {
+        if self.token_seconds == 0.0 {
             return INITIAL_TOKENS.min(self.limit);
         }
+        if self.decode_seconds == 0.0 {
+            return 0;
+        }
         let fairness = (prefilling as f64 / decode_rows as f64).max(1.0);
-        let seconds = SHARE * fairness * self.decode_seconds;
+        let relative = SHARE * fairness * self.decode_seconds;
+        let seconds = relative.max(MIXED_SECONDS - self.decode_seconds);
         let tokens = seconds / self.token_seconds;
         // Half, because a token costs more behind a long context than in the best step.
         let fewest = 0.5 * seconds / self.best_token_seconds;
@@ -97,25 +105,47 @@ mod tests {
     }
 
     #[test]
-    fn a_fixed_cost_of_prefill_does_not_shrink_chunks_for_ever() {
-        // A GPU on which a decode step takes 3 ms, and a step with a prompt 3 ms and 40 us for each
-        // token more than that: 2.4 ms would be 60 tokens.
-        let added = |prefill: usize| 3e-3 + 4e-5 * prefill as f64;
+    fn a_fixed_cost_of_prefill_does_not_shrink_chunks() {
+        // A GPU on which a decode step takes 3 ms, and a step with a prompt 3 ms and 30 us for each
+        // token more than that: twice a decode step would have no tokens.
+        let added = |prefill: usize| 3e-3 + 3e-5 * prefill as f64;
         let mut budget = PrefillBudget::new(2048);
-        budget.observe(512, 0, 512.0 * 4e-5);
+        budget.observe(512, 0, 3e-3 + added(512));
         for _ in 0..50 {
             budget.observe(0, 8, 3e-3);
             let prefill = budget.tokens(8, 1);
             budget.observe(prefill, 8, 3e-3 + added(prefill));
         }
-        assert_eq!(budget.tokens(8, 1), 30);
+        let step = 3e-3 + added(budget.tokens(8, 1));
+        assert!((0.018..0.021).contains(&step), "{step} s");
+        // Behind a long context a token costs four times as much.
+        for _ in 0..50 {
+            let prefill = budget.tokens(8, 1);
+            budget.observe(prefill, 8, 6e-3 + 1.2e-4 * prefill as f64);
+        }
+        assert_eq!(budget.tokens(8, 1), 203);
     }
 
     #[test]
-    fn chunks_of_one_prompt_less_than_double_the_time_of_a_step() {
+    fn the_first_decode_step_is_measured_alone() {
+        let mut budget = PrefillBudget::new(512);
+        // A prompt of which all but the last token was cached, beside another one.
+        assert_eq!(budget.tokens(1, 1), INITIAL_TOKENS);
+        budget.observe(512, 0, 0.015);
+        // Prompts follow one another, so that no other step would be without one.
+        assert_eq!(budget.tokens(1, 63), 0);
+        budget.observe(0, 1, 0.0015);
+        assert_eq!(budget.tokens(1, 63), 512);
+        assert!(budget.tokens(32, 32) > 400);
+    }
+
+    #[test]
+    fn chunks_of_one_prompt_less_than_double_a_long_step() {
         let mut budget = PrefillBudget::new(2048);
         assert_eq!(budget.tokens(0, 1), 2048);
-        assert_eq!(budget.tokens(8, 1), INITIAL_TOKENS);
+        // A device on which a step takes 30 ms, and 150 us more for each token.
+        let seconds = |prefill: usize, decoding: usize| 0.03 + 1.5e-4 * (prefill + decoding) as f64;
+        budget.observe(512, 0, seconds(512, 0));
         for _ in 0..50 {
             budget.observe(0, 8, seconds(0, 8));
             let prefill = budget.tokens(8, 1);
@@ -126,7 +156,9 @@ mod tests {
         // Fifteen prompts beside one request that decodes are worth more.
         assert_eq!(budget.tokens(1, 15), 2048);
         // A device on which one token of a prompt takes longer than a step still goes on.
-        budget.observe(1, 0, 1e6);
+        let mut budget = PrefillBudget::new(2048);
+        budget.observe(1, 0, 10.0);
+        budget.observe(0, 8, 1.0);
         assert_eq!(budget.tokens(8, 1), MIN_TOKENS);
     }
 }
