@@ -99,11 +99,6 @@ impl PrefillBudget {
 mod tests {
     use super::*;
 
-    /// A device on which a step takes 2 ms, and 10 us more for each token.
-    fn seconds(prefill: usize, decoding: usize) -> f64 {
-        2e-3 + 1e-5 * (prefill + decoding) as f64
-    }
-
     #[test]
     fn a_fixed_cost_of_prefill_does_not_shrink_chunks() {
         // A GPU on which a decode step takes 3 ms, and a step with a prompt 3 ms and 30 us for each
