@@ -222,7 +222,7 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
     StepMetadata metadata = {a.metadata};
     if (a.skips_prefill && metadata.is_prompt(metadata.span(blockIdx.x))) return;
     DecodeBlock block(a, HEADS);
-    u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.first + blockIdx.z;
+    u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.own_first();
     if (first > last) return;
     u32 key_stride = kv_stride(a.key_dim), stride = kv_stride(a.value_dim), eights = stride / 8;
     u32 splits = eights >= 128 ? 1 : 128 / eights, scales = kv_scales(a.value_dim);
@@ -249,7 +249,7 @@ template <int HEADS, bool FUSED> DEVICE void attention(const Attention &a) {
     }
     __syncthreads();
 
-    for (u32 split = first; split <= last; split += gridDim.z) {
+    for (u32 split = first; split <= last; split += block.distance()) {
         u32 from = block.from(split), to = block.to(split);
         const u32 *split_pages = pages + split * (KV_SPLIT / PAGE_TOKENS);
         if (FUSED) {

@@ -57,6 +57,9 @@
 // Floats of a KV split's partial result beside its values.
 #define PARTIAL_EXTRA 4u
 
+// Instead of the index of a row's first partial result: a block takes all its KV splits.
+#define NO_PARTIALS 4294967295u
+
 // Tiles of positions of a KV split on tensor cores, one for each warp.
 #define SPLIT_TILES 8u
 

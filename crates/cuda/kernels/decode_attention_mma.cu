@@ -106,14 +106,14 @@ template <u32 DIM, bool FUSED> DEVICE void decode_attention_mma(const Attention 
     StepMetadata metadata = {a.metadata};
     if (a.skips_prefill && metadata.is_prompt(metadata.span(blockIdx.x))) return;
     DecodeBlock block(a, BLOCK_HEADS);
-    u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.first + blockIdx.z;
+    u32 row = block.row, kv_head = block.kv_head, last = block.last, first = block.own_first();
     if (first > last) return;
     u32 stride = kv_stride(a.value_dim);
     Workspace &workspace = *(Workspace *)shared;
     const u32 *pages = metadata.pages(a.page_table, metadata.span(row));
     float row_max = -INFINITY_F, sum = 0.0f, total[(DIM + MMA_COLUMNS - 1) / MMA_COLUMNS][HEAD_ITEMS] = {};
     float query_factor = query_scale(a, block.range.y - 1);
-    for (u32 split = first; split <= last; split += gridDim.z) {
+    for (u32 split = first; split <= last; split += block.distance()) {
         // The partials of the previous split have been read.
         if (split != first) __syncthreads();
         if (!FUSED && split == first) grid_dependency_wait();

@@ -144,6 +144,7 @@ struct DecodeBlock {
     uint2 range; // positions that the row attends to
     u32 row, first, last; // splits of these positions
     u32 kv_head, first_head, heads;
+    u32 partials; // the row's first one
     bool is_first; // of the blocks of its KV head: it stores the current token
     bool is_split; // a single split needs no combination
 
@@ -154,8 +155,18 @@ struct DecodeBlock {
         kv_head = blockIdx.y / per_kv, first_head = kv_head * group + blockIdx.y % per_kv * max_heads;
         heads = min(max_heads, (kv_head + 1) * group - first_head);
         is_first = blockIdx.y % per_kv == 0;
-        is_split = a.is_split && first < last;
+        partials = a.is_split ? StepMetadata{a.metadata}.partials(row) : NO_PARTIALS;
+        is_split = first < last && partials != NO_PARTIALS;
     }
+
+    __device__ __forceinline__ u32 splits() const { return last - first + 1; }
+
+    // The block's first split, and the distance to its next one. Where a row's splits are not shared, only one block
+    // has any.
+    __device__ __forceinline__ u32 own_first() const {
+        return is_split || blockIdx.z == 0 ? first + blockIdx.z : last + 1;
+    }
+    __device__ __forceinline__ u32 distance() const { return is_split ? gridDim.z : 1; }
 
     // The positions of a split that the row attends to.
     __device__ __forceinline__ u32 from(u32 split) const { return max(range.x, split * KV_SPLIT) - split * KV_SPLIT; }
@@ -165,7 +176,7 @@ struct DecodeBlock {
 
     // Destination of a head's partial.
     __device__ __forceinline__ float *partial(const Attention &a, u32 split, u32 h) const {
-        u64 at = ((u64)row * a.heads + first_head + h) * a.max_splits + split - first;
+        u64 at = (u64)partials * a.heads + (first_head + h) * splits() + split - first;
         return a.partials + at * (kv_stride(a.value_dim) + PARTIAL_EXTRA);
     }
 };
@@ -198,14 +209,14 @@ DEVICE void add_split(const Attention &a, const DecodeBlock &block, u32 split, u
 template <int MAX_HEADS, u32 THREADS, int ITEMS> DEVICE void combine_across_blocks(const Attention &a,
     const DecodeBlock &block, float *shared) {
     const u32 MAX = 32;
-    u32 floats = kv_stride(a.value_dim) + PARTIAL_EXTRA, splits = block.last - block.first + 1, bytes;
+    u32 floats = kv_stride(a.value_dim) + PARTIAL_EXTRA, splits = block.splits(), bytes;
     u32 *arrivals = a.arrivals + block.row * gridDim.y + blockIdx.y;
     if (!is_last_block<THREADS>(arrivals, min(gridDim.z, splits))) return;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
     u32 max_partials = min(MAX, bytes / (4 * MAX_HEADS * floats));
     const float *from = block.partial(a, block.first, 0);
     u32 to = (u32)__cvta_generic_to_shared(shared);
-    CopiedPartials copied = {from, to, block.heads, floats, a.max_splits, max_partials};
+    CopiedPartials copied = {from, to, block.heads, floats, splits, max_partials};
     combine_splits<MAX_HEADS, THREADS, ITEMS, MAX>(a, block.row, block.first_head, block.heads, splits, shared,
                                                     max_partials, copied);
 }

@@ -181,7 +181,8 @@ struct Attention {
     const float *sinks; // [heads], or none
     float *out; // [rows, out_stride], or none
     u16 *half_out; // [rows, half_stride], or none
-    float *partials; // [rows, heads, max_splits, value_stride + PARTIAL_EXTRA]; sentinels if unused
+    // [rows, heads, max_splits, value_stride + PARTIAL_EXTRA], or of decode the splits of each row; sentinels if unused
+    float *partials;
     u32 *arrivals; // [rows, blocks of heads]: blocks that have finished their splits, zero before
     float scale;
     float softcap;
@@ -200,8 +201,8 @@ struct Attention {
     u32 is_causal;
     u32 is_chunked;
     u32 page_table; // which of a span's page tables, one for each window
-    u32 max_splits; // for which the partials have room
-    u32 is_split; // whether blocks share a row's KV splits
+    u32 max_splits; // of a row of prefill or the persistent kernel, at most
+    u32 is_split; // whether blocks of decode share a row's KV splits
     u32 skips_prefill;
     float temperature_growth; // of queries by position, `query_scale`
     u32 temperature_length; // 0 for none

@@ -83,6 +83,8 @@ shared! {
     KV_SPLIT: usize = 128;
     /// Floats of a KV split's partial result beside its values.
     PARTIAL_EXTRA: usize = 4;
+    /// Instead of the index of a row's first partial result: a block takes all its KV splits.
+    NO_PARTIALS: u32 = u32::MAX;
     /// Tiles of positions of a KV split on tensor cores, one for each warp.
     SPLIT_TILES: usize = 8;
     /// Query heads of one KV head that a block takes, at most.

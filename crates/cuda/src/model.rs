@@ -223,7 +223,7 @@ impl CudaModel {
         rows: &[OutputRequest<'_>],
         steps: usize,
     ) -> Result<()> {
-        step_metadata::write(batch, rows, steps, &mut self.metadata);
+        step_metadata::write(batch, rows, steps, self.sizes.partials, &mut self.metadata);
         if self.metadata.len() > self.metadata_staging.slice().len() {
             // Sequences that share many pages, or long parameter lists. Captured graphs hold the
             // old address.

@@ -198,7 +198,8 @@ parameters! {
         out: (float *),
         /// [rows, half_stride], or none
         half_out: (u16 *),
-        /// [rows, heads, max_splits, value_stride + PARTIAL_EXTRA]; sentinels if unused
+        /// [rows, heads, max_splits, value_stride + PARTIAL_EXTRA], or of decode the splits of each
+        /// row; sentinels if unused
         partials: (float *),
         /// [rows, blocks of heads]: blocks that have finished their splits, zero before
         arrivals: (u32 *),
@@ -210,9 +211,9 @@ parameters! {
         window: u32, is_causal: u32, is_chunked: u32,
         /// which of a span's page tables, one for each window
         page_table: u32,
-        /// for which the partials have room
+        /// of a row of prefill or the persistent kernel, at most
         max_splits: u32,
-        /// whether blocks share a row's KV splits
+        /// whether blocks of decode share a row's KV splits
         is_split: u32, skips_prefill: u32,
         /// of queries by position, `query_scale`
         temperature_growth: f32,

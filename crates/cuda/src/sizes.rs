@@ -7,7 +7,7 @@ use bodkin_model::{Op, Plan, Weight};
 use crate::arena::{Arena, aliased, non_aliased};
 use crate::constants::{CHUNK_COLS, EXPERT_GEMV_ROWS, GEMV_ROWS, KV_SPLIT, LOGIT_GROUPS};
 use crate::constants::{GEMM_TILES, MAX_SLICES, MAX_SPLIT_DIM, MAX_WIDTH, PAGE_TOKENS};
-use crate::constants::{PARTIAL_EXTRA, PREFILL_SPLIT, PREFILL_WGMMA_ROWS, RECORDED_ROWS};
+use crate::constants::{PARTIAL_EXTRA, PREFILL_SPLIT, PREFILL_WGMMA_ROWS};
 use crate::constants::{SLICE_SUM_BYTES, SPARSE_CHOICE, TILE_ROWS, WGMMA_GEMV_ROWS, WIDTHS};
 use crate::kv_layout::KvLayout;
 use crate::lower::{Experts, Program, Value, Work};
@@ -16,11 +16,12 @@ use crate::parameters::Stage;
 use crate::persistent::Persistent;
 use crate::step_metadata;
 
-/// The most rows whose KV splits run in blocks of their own.
-const SPLIT_ROWS: usize = RECORDED_ROWS;
-/// Blocks of prefill attention that may share KV splits with others; more fill any device.
-const PREFILL_ARRIVALS: usize = 1024;
-/// The most bytes for the partial results of KV splits of decode; longer contexts split fewer rows.
+/// Blocks of attention that may share KV splits with others; more fill any device.
+const ARRIVALS: usize = 1024;
+/// The most rows whose KV splits are shared by blocks; more fill any device.
+const SPLIT_ROWS: usize = 256;
+/// The most bytes for the partial results of KV splits of decode, unless a row needs more. With
+/// longer contexts, fewer rows share their splits.
 const PARTIAL_BYTES: usize = 64 << 20;
 /// The most bytes for the scores of an indexer; longer contexts score fewer rows at once.
 const SCORE_BYTES: usize = 64 << 20;
@@ -45,8 +46,8 @@ pub(crate) struct Sizes {
     pub(crate) angle_bytes: Vec<usize>,
     /// KV splits of a row, at most.
     pub(crate) splits: usize,
-    /// Rows whose KV splits run in blocks of their own.
-    pub(crate) split_rows: usize,
+    /// KV splits of all rows of a step whose partial results have memory.
+    pub(crate) partials: usize,
     pub(crate) partial_bytes: usize,
     /// KV splits of a row of prefill attention, at most.
     pub(crate) prefill_splits: usize,
@@ -78,10 +79,10 @@ pub(crate) struct Sizes {
 struct SplitSizes {
     /// Splits of a row of decode, at most.
     splits: usize,
-    /// Rows of decode whose splits run in blocks of their own.
-    rows: usize,
-    /// Of the partial results of one of them.
-    row_bytes: usize,
+    /// Splits of all rows of decode whose partial results have memory.
+    partials: usize,
+    /// Of the partial result of one of them.
+    bytes: usize,
     /// Splits of a row of prefill, at most.
     prefill_splits: usize,
     /// Of the partial results of prefill where a block takes all splits: one of each row.
@@ -104,8 +105,7 @@ impl SplitSizes {
         let split_bytes = partials.max().unwrap_or(0);
         // A window may begin and end within a split.
         let splits = if plan.slots.is_empty() { 0 } else { positions.div_ceil(KV_SPLIT) + 1 };
-        let row_bytes = splits * split_bytes;
-        let most = PARTIAL_BYTES.checked_div(row_bytes).unwrap_or(0);
+        let most = PARTIAL_BYTES.checked_div(split_bytes).unwrap_or(0);
         let slots = plan.slots.iter().zip(&window_indices).filter(|(slot, _)| {
             kv != KvLayout::F32 && slot.key_dim.max(slot.value_dim) <= MAX_SPLIT_DIM
         });
@@ -116,8 +116,9 @@ impl SplitSizes {
         let prefill_splits = prefill.max().unwrap_or(0);
         SplitSizes {
             splits,
-            rows: most.clamp(1, SPLIT_ROWS),
-            row_bytes,
+            // The last split of each row may be the start of one.
+            partials: (splits + SPLIT_ROWS.min(limits.tokens)).min(most).max(splits),
+            bytes: split_bytes,
             prefill_splits,
             prefill_bytes: if prefill_splits > 1 { limits.tokens * split_bytes } else { 0 },
         }
@@ -177,14 +178,9 @@ impl Sizes {
         let kv_bytes = kv_bytes.map(|(page, &index)| page.map(|bytes| limits.pages[index] * bytes));
         let states = plan.states.iter().map(|state| 4 * limits.state_slots * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
-        let heads = program.stages.iter().filter_map(|stage| match &stage.work {
-            Work::Attend(attend) => Some(attend.attention.heads),
-            _ => None,
-        });
-        let heads = heads.max().unwrap_or(0);
         let of_splits = SplitSizes::new(plan, program, limits, kv);
-        let SplitSizes { splits, rows: split_rows, row_bytes, .. } = of_splits;
-        let polled_partial_bytes = if persistent.is_some() { row_bytes } else { 0 };
+        let SplitSizes { splits, partials, bytes: split_bytes, .. } = of_splits;
+        let polled_partial_bytes = if persistent.is_some() { splits * split_bytes } else { 0 };
         let rows = tokens.max(outputs);
         let gemms = gemms(plan, program, rows);
         let of_experts = |bytes: fn(Pairs) -> usize| {
@@ -200,15 +196,15 @@ impl Sizes {
             state_bytes: states.collect(),
             angle_bytes: angles.collect(),
             splits,
-            split_rows,
-            partial_bytes: of_splits.prefill_bytes.max(split_rows * row_bytes),
+            partials,
+            partial_bytes: of_splits.prefill_bytes.max(partials * split_bytes),
             prefill_splits: of_splits.prefill_splits,
             polled_partial_bytes,
             swizzled_bytes: swizzled_bytes(&gemms, rows),
             slice_sum_bytes: most_slice_sum_bytes(plan, program, rows),
             group_bytes: of_experts(|pairs| 16 * pairs.groups(WIDTHS[0].rows)),
             permutation_bytes: of_experts(|pairs| 4 * pairs.permuted_rows()),
-            arrival_bytes: 4 * PREFILL_ARRIVALS.max(split_rows * heads),
+            arrival_bytes: 4 * ARRIVALS,
             scores: ScoreSizes::new(plan, limits),
             metadata_len: step_metadata::capacity(tokens, outputs, &limits.pages),
             outputs,

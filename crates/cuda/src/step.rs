@@ -99,6 +99,8 @@ pub(crate) struct Size {
     pub(crate) spans: usize,
     pub(crate) has_prefill: bool,
     pub(crate) has_decode: bool,
+    /// At least the rows up to the last one of decode.
+    pub(crate) decode_rows: usize,
     /// At least the tokens and spans of prefill, and the positions that they attend to.
     pub(crate) prefill_tokens: usize,
     pub(crate) prefill_spans: usize,
@@ -114,6 +116,7 @@ impl Size {
             spans,
             has_prefill: batch.spans.iter().any(|span| span.is_prefill),
             has_decode: batch.spans.iter().any(|span| !span.is_prefill),
+            decode_rows: tokens,
             prefill_tokens: tokens,
             prefill_spans: spans,
             prefill_positions: usize::MAX,
@@ -126,6 +129,8 @@ impl Size {
             size.prefill_spans = prefill().count();
             let ends = prefill().map(|span| span.position + span.len);
             size.prefill_positions = ends.max().unwrap_or(0);
+            let last = batch.spans.iter().rev().take_while(|span| span.is_prefill);
+            size.decode_rows = tokens - last.map(|span| span.len).sum::<usize>();
         }
         size
     }
@@ -144,6 +149,7 @@ impl Size {
             spans: 1,
             has_prefill: false,
             has_decode: true,
+            decode_rows: 1,
             prefill_tokens: 1,
             prefill_spans: 1,
             prefill_positions: usize::MAX,

@@ -3,23 +3,29 @@
 
 use bodkin_backend::{Batch, OutputRequest, SamplingParams};
 
-use crate::constants::SAMPLING_WORDS;
+use crate::constants::{KV_SPLIT, NO_PARTIALS, SAMPLING_WORDS};
 
 /// Words before the first part.
-const HEADER: usize = 9;
+const HEADER: usize = 10;
 /// Capacity for the sampling parameters of each output row, with lists of usual length.
 const PARAMS_CAPACITY: usize = 256;
 
 /// The words of the largest step whose sequences share no pages, with sampling parameters for every
 /// output row.
 pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize]) -> usize {
-    let spans = (8 + 2 * pages.len()) * tokens + outputs + pages.iter().sum::<usize>();
+    let spans = (9 + 2 * pages.len()) * tokens + outputs + pages.iter().sum::<usize>();
     HEADER + spans + outputs * PARAMS_CAPACITY
 }
 
 /// Replaces `out` by a step's metadata. `rows` are the requests of the output rows in `steps`
-/// steps; empty if the host samples.
-pub(crate) fn write(batch: &Batch, rows: &[OutputRequest<'_>], steps: usize, out: &mut Vec<u32>) {
+/// steps; empty if the host samples. There is memory for `partials` partial results of KV splits.
+pub(crate) fn write(
+    batch: &Batch,
+    rows: &[OutputRequest<'_>],
+    steps: usize,
+    partials: usize,
+    out: &mut Vec<u32>,
+) {
     out.clear();
     out.resize(HEADER, 0);
     (out[0], out[1]) = (batch.tokens.len() as u32, batch.spans.len() as u32);
@@ -59,6 +65,36 @@ pub(crate) fn write(batch: &Batch, rows: &[OutputRequest<'_>], steps: usize, out
         // A row that asks for logits is sampled, too, by zeros: greedily. Nobody reads its token.
         if let OutputRequest::Token(params) = row {
             write_params(params, steps, at, out);
+        }
+    }
+    begin(out, 9);
+    write_partials(batch, steps, partials, out);
+}
+
+/// Appends the index of each row's first partial result of a KV split, or [`NO_PARTIALS`] if a row
+/// has one split, or the memory is full. Rows of decode come before those of prefill.
+fn write_partials(batch: &Batch, steps: usize, capacity: usize, out: &mut Vec<u32>) {
+    let mut rows = out.len();
+    out.resize(rows + batch.tokens.len(), NO_PARTIALS);
+    let first_rows: Vec<usize> = (batch.spans.iter())
+        .map(|span| {
+            rows += span.len;
+            rows - span.len
+        })
+        .collect();
+    let mut taken = 0;
+    for is_prefill in [false, true] {
+        let spans = batch.spans.iter().zip(&first_rows);
+        for (span, &first) in spans.filter(|(span, _)| span.is_prefill == is_prefill) {
+            // At the last step.
+            let positions = span.position + span.len + steps.saturating_sub(1);
+            let splits = positions.div_ceil(KV_SPLIT);
+            for row in &mut out[first..first + span.len] {
+                if splits > 1 && taken + splits <= capacity {
+                    *row = taken as u32;
+                    taken += splits;
+                }
+            }
         }
     }
 }
@@ -122,7 +158,7 @@ mod tests {
         };
         let greedy = SamplingParams::greedy();
         let rows = [OutputRequest::Token(&greedy), OutputRequest::Token(&params)];
-        write(&batch, &rows, 2, &mut metadata);
+        write(&batch, &rows, 2, 7, &mut metadata);
         let part = |i: usize, len: usize| &metadata[metadata[i] as usize..][..len];
         assert_eq!(metadata[..2], [3, 2]);
         assert_eq!(part(2, 3), [11, 12, 13]);
@@ -142,6 +178,31 @@ mod tests {
         assert_eq!((params[8], list(9, 4)), (2, &[21, 22, 0, 0][..]));
         assert_eq!((params[10], list(11, 2)), (1, &[5, 1.5f32.to_bits()][..]));
         assert_eq!(list(12, 2), [91, 92]);
+        assert_eq!(part(9, 3), [NO_PARTIALS; 3]);
         assert!(metadata.len() <= capacity(3, 2, &[4, 4]));
+    }
+
+    #[test]
+    fn rows_with_several_kv_splits_have_partial_results_while_there_is_memory() {
+        let span = |position, len, is_prefill| Span {
+            len,
+            position,
+            tables: Vec::new(),
+            state_slot: 0,
+            is_prefill,
+        };
+        let prefill = span(KV_SPLIT, 2, true);
+        // The second reaches its second split at the last step; the third is too long.
+        let decode = [4 * KV_SPLIT, KV_SPLIT - 2, 9 * KV_SPLIT, KV_SPLIT - 3];
+        let decode = decode.map(|position| span(position, 1, false));
+        let batch = Batch {
+            tokens: vec![0; 6],
+            spans: std::iter::once(prefill).chain(decode).collect(),
+            ..Batch::default()
+        };
+        let mut metadata = Vec::new();
+        write(&batch, &[], 3, 9, &mut metadata);
+        let rows = &metadata[metadata[9] as usize..];
+        assert_eq!(rows, [7, NO_PARTIALS, 0, 5, NO_PARTIALS, NO_PARTIALS]);
     }
 }

@@ -53,7 +53,7 @@ impl Step<'_> {
         if let (false, Some(kv)) = (fuses_kv_write, attend.kv) {
             self.store(rows, attend, kv)?;
         }
-        let mut parameters = self.attend_parameters(rows, attend, fuses_kv_write);
+        let mut parameters = self.attend_parameters(attend, fuses_kv_write);
         if let Some(i) = prefill {
             self.attend_prefill(i, a, &parameters)?;
             if !self.size.has_decode {
@@ -61,16 +61,20 @@ impl Step<'_> {
             }
             parameters.skips_prefill = 1;
         }
-        let splits = if parameters.is_split == 1 { self.sizes.splits.min(64) } else { 1 };
-        let grid = [rows, blocks(a), splits];
-        let (kernels, threads) = if kv.has_mma(slot) {
+        let rows = if prefill.is_some() { self.size.decode_rows } else { rows };
+        let (kernels, threads, resident) = if kv.has_mma(slot) {
             let dim = kv.stride(slot.key_dim).max(kv.stride(slot.value_dim));
             let i = DECODE_DIMS.partition_point(|&most| most < dim);
-            (&self.kernels.decode_attention(kv)[i], 32 * SPLIT_TILES)
+            (&self.kernels.decode_attention(kv)[i], 32 * SPLIT_TILES, if i == 0 { 2 } else { 1 })
         } else {
             let grouped = usize::from(a.heads > a.kv_heads);
-            (&self.kernels.attention(kv).decode[grouped], KV_SPLIT)
+            (&self.kernels.attention(kv).decode[grouped], KV_SPLIT, 2)
         };
+        // Blocks share a row's splits so that all multiprocessors are full.
+        let resident = resident * self.device.processors as usize;
+        let sharing = (resident / (rows * blocks(a))).clamp(1, self.sizes.splits.max(1));
+        parameters.is_split = u32::from(sharing > 1);
+        let grid = [rows, blocks(a), sharing];
         let kernel = kernels[usize::from(fuses_kv_write)];
         let shared = if fuses_kv_write { whole } else { least };
         // SAFETY: the page tables cover what the rows attend to; there is room for the partials.
@@ -121,16 +125,10 @@ impl Step<'_> {
     }
 
     /// The parameters of decode and prefill attention.
-    pub(super) fn attend_parameters(
-        &self,
-        rows: usize,
-        attend: &Attend,
-        fuses_kv_write: bool,
-    ) -> p::Attention {
+    pub(super) fn attend_parameters(&self, attend: &Attend, fuses_kv_write: bool) -> p::Attention {
         let Attend { q, kv, rotation, attention: a, slot, out, half_out, .. } = attend;
         let [(k, k_stride), (v, v_stride)] =
             kv.map_or([None; 2], |kv| kv.map(Some)).map(|value| self.place(value));
-        let is_split = rows <= self.sizes.split_rows && self.sizes.splits > 1;
         let mut parameters = p::Attention {
             q: self.address(*q),
             keys: self.at.kv[*slot][0],
@@ -158,7 +156,6 @@ impl Step<'_> {
             is_chunked: u32::from(a.chunked),
             page_table: self.at.window_indices[*slot] as u32,
             max_splits: self.sizes.splits as u32,
-            is_split: u32::from(is_split),
             group_heads: (a.heads / a.kv_heads) as u32,
             head_blocks: blocks(a) as u32,
             head_blocks_inverse: inverse(blocks(a)),

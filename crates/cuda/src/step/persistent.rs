@@ -60,7 +60,7 @@ impl Step<'_> {
                 p::Stage::new(op, &parameters)
             }
             PersistentStage::Attend(attend) => {
-                let mut parameters = self.attend_parameters(1, attend, true);
+                let mut parameters = self.attend_parameters(attend, true);
                 parameters.partials = self.at.polled_partials;
                 p::Stage::new(OP_ATTENTION, &parameters)
             }

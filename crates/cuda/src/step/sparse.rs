@@ -166,8 +166,7 @@ impl Step<'_> {
         if let Some((value, slot)) = *of_blocks {
             self.store_entries(rows, kernels.store_entries, value, slot)?;
         }
-        let mut attention = self.attend_parameters(rows, attend, false);
-        attention.is_split = 0;
+        let attention = self.attend_parameters(attend, false);
         let slot = of_blocks.map(|(_, slot)| slot);
         let (selected, selected_stride) = self.place(*selected);
         let parameters = p::AttendEntries {
