@@ -5,9 +5,9 @@
 //! target: on a GPU a step with a prompt has a fixed cost, and smaller chunks pay it more often, so
 //! that not only the prompt but also the requests beside it end later.
 //!
-//! Behind a long context, where a token costs more than elsewhere, the budget has a lower bound
-//! that follows from the best speed of prefill, and a step may exceed the target. This file must
-//! not know requests.
+//! Behind a long context a token costs more than elsewhere. There the budget has a lower bound that
+//! follows from the best speed of prefill, so that a long prompt does not slow down without end,
+//! and a step may exceed the target. This file must not know requests.
 
 /// The weight of the newest measurement in an exponential moving average.
 const AVERAGE_WEIGHT: f64 = 0.2;
@@ -20,10 +20,13 @@ const SHARE: f64 = 0.8;
 /// people read.
 const MIXED_SECONDS: f64 = 0.03;
 
+/// Mixed steps until a decode step is measured alone again: prompts may follow one another.
+const MIXED_STEPS: usize = 32;
+
 /// The fewest tokens, so that prompts go on however slow the model is.
 const MIN_TOKENS: usize = 8;
 
-/// The budget while no prompt was measured.
+/// The budget while no prompt was measured, beside requests whose prompts were cached.
 const INITIAL_TOKENS: usize = 64;
 
 /// Measured times of steps.
@@ -33,6 +36,8 @@ pub(crate) struct PrefillBudget {
     limit: usize,
     /// Seconds of a step of decode rows alone; 0 before the first.
     decode_seconds: f64,
+    /// Steps of decode rows and prompts since then.
+    mixed_steps: usize,
     /// Seconds that a token of a prompt adds to a step, its fixed cost included; 0 before the
     /// first.
     token_seconds: f64,
@@ -46,6 +51,7 @@ impl PrefillBudget {
         PrefillBudget {
             limit,
             decode_seconds: 0.0,
+            mixed_steps: 0,
             token_seconds: 0.0,
             best_token_seconds: f64::INFINITY,
         }
@@ -53,7 +59,7 @@ impl PrefillBudget {
 
     /// The most prompt tokens beside `decode_rows`, for `prefilling` requests; the caller sees that
     /// both fit the step. Where more requests wait for their first token than for their next, they
-    /// get more of the time. None beside the first decode step, which is measured alone.
+    /// get more of the time. None where a decode step has to be measured alone.
     pub(crate) fn tokens(&self, decode_rows: usize, prefilling: usize) -> usize {
         if decode_rows == 0 {
             return self.limit;
@@ -61,7 +67,7 @@ impl PrefillBudget {
         if self.token_seconds == 0.0 {
             return INITIAL_TOKENS.min(self.limit);
         }
-        if self.decode_seconds == 0.0 {
+        if self.decode_seconds == 0.0 || self.mixed_steps >= MIXED_STEPS {
             return 0;
         }
         let fairness = (prefilling as f64 / decode_rows as f64).max(1.0);
@@ -80,13 +86,19 @@ impl PrefillBudget {
             *old = if *old == 0.0 { new } else { *old + AVERAGE_WEIGHT * (new - *old) };
         };
         match (prefill_rows, decode_rows) {
-            (0, _) => average(&mut self.decode_seconds, seconds),
+            (0, _) => {
+                average(&mut self.decode_seconds, seconds);
+                // The first one may have been slow.
+                self.decode_seconds = self.decode_seconds.min(seconds);
+                self.mixed_steps = 0;
+            }
             (_, 0) => {
                 let per_token = seconds / prefill_rows as f64;
                 average(&mut self.token_seconds, per_token);
                 self.best_token_seconds = self.best_token_seconds.min(per_token);
             }
             _ => {
+                self.mixed_steps += 1;
                 // Never 0, which would mean that nothing was measured.
                 let added = (seconds - self.decode_seconds).max(0.01 * seconds);
                 average(&mut self.token_seconds, added / prefill_rows as f64);
@@ -114,7 +126,7 @@ mod tests {
         let step = 3e-3 + added(budget.tokens(8, 1));
         assert!((0.028..0.031).contains(&step), "{step} s");
         // Behind a long context a token costs four times as much.
-        for _ in 0..50 {
+        for _ in 0..MIXED_STEPS - 2 {
             let prefill = budget.tokens(8, 1);
             budget.observe(prefill, 8, 6e-3 + 1.2e-4 * prefill as f64);
         }
@@ -131,7 +143,21 @@ mod tests {
         assert_eq!(budget.tokens(1, 63), 0);
         budget.observe(0, 1, 0.0015);
         assert_eq!(budget.tokens(1, 63), 512);
-        assert!(budget.tokens(32, 32) > 400);
+    }
+
+    #[test]
+    fn a_slow_first_decode_step_is_forgotten() {
+        let mut budget = PrefillBudget::new(2048);
+        budget.observe(512, 0, 0.015);
+        budget.observe(0, 1, 0.1);
+        assert_eq!(budget.tokens(4, 1), 2048);
+        // A step takes 2 ms, and 30 us more for each token.
+        for _ in 0..2 * MIXED_STEPS {
+            let prefill = budget.tokens(4, 1);
+            budget.observe(prefill, 4, 2e-3 + 3e-5 * prefill as f64);
+        }
+        let step = 2e-3 + 3e-5 * budget.tokens(4, 1) as f64;
+        assert!((0.02..0.04).contains(&step), "{step} s");
     }
 
     #[test]
