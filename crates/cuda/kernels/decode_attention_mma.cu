@@ -2,8 +2,8 @@
 //
 // Grid: (rows, groups of up to four query heads of a KV head, blocks that share a row's splits);
 // 256 threads, a warp for each 16-position tile of a 128-position split. Where a step has many rows,
-// a block takes all splits of its row and combines them as it goes; where it has few, blocks write
-// partials, and the last of them combines. Shared memory: the team's workspace. Bound by
+// a block takes all splits of its row and combines them as it goes; where it has few, or some are much longer than
+// others, blocks write partials, and the last of them combines. Shared memory: the team's workspace. Bound by
 // reading the KV cache.
 #include "decode_mma.cuh"
 #include "kv_split.cuh"

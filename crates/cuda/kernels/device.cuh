@@ -89,8 +89,8 @@ struct StepMetadata {
     __device__ __forceinline__ u32 start(u32 span) const { return at[at[6] + 5 * span + 2]; }
     __device__ __forceinline__ u32 state_slot(u32 span) const { return at[at[6] + 5 * span + 3]; }
     __device__ __forceinline__ bool is_prompt(u32 span) const { return at[at[6] + 5 * span + 4] != 0; }
-    // A row's first partial result of a KV split, or NO_PARTIALS.
-    __device__ __forceinline__ u32 partials(u32 row) const { return at[at[9] + row]; }
+    // The index of a row's first partial result of a KV split, or NO_PARTIALS.
+    __device__ __forceinline__ u32 first_partial(u32 row) const { return at[at[9] + row]; }
     // A span's page table for a window, indexed by page of positions. Pages that left the window
     // are missing at its start.
     __device__ __forceinline__ const u32 *pages(u32 window, u32 span) const {

@@ -144,9 +144,9 @@ struct DecodeBlock {
     uint2 range; // positions that the row attends to
     u32 row, first, last; // splits of these positions
     u32 kv_head, first_head, heads;
-    u32 partials; // the row's first one
+    u32 first_partial; // of the row, or NO_PARTIALS
     bool is_first; // of the blocks of its KV head: it stores the current token
-    bool is_split; // a single split needs no combination
+    bool is_split; // blocks share the splits: there are several, and memory for their results
 
     __device__ __forceinline__ DecodeBlock(const Attention &a, u32 max_heads) : row(blockIdx.x) {
         range = visible(a, row);
@@ -155,8 +155,8 @@ struct DecodeBlock {
         kv_head = blockIdx.y / per_kv, first_head = kv_head * group + blockIdx.y % per_kv * max_heads;
         heads = min(max_heads, (kv_head + 1) * group - first_head);
         is_first = blockIdx.y % per_kv == 0;
-        partials = a.is_split ? StepMetadata{a.metadata}.partials(row) : NO_PARTIALS;
-        is_split = first < last && partials != NO_PARTIALS;
+        first_partial = a.is_split ? StepMetadata{a.metadata}.first_partial(row) : NO_PARTIALS;
+        is_split = first < last && first_partial != NO_PARTIALS;
     }
 
     __device__ __forceinline__ u32 splits() const { return last - first + 1; }
@@ -176,7 +176,7 @@ struct DecodeBlock {
 
     // Destination of a head's partial.
     __device__ __forceinline__ float *partial(const Attention &a, u32 split, u32 h) const {
-        u64 at = (u64)partials * a.heads + (first_head + h) * splits() + split - first;
+        u64 at = (u64)first_partial * a.heads + (first_head + h) * splits() + split - first;
         return a.partials + at * (kv_stride(a.value_dim) + PARTIAL_EXTRA);
     }
 };

@@ -181,7 +181,7 @@ struct Attention {
     const float *sinks; // [heads], or none
     float *out; // [rows, out_stride], or none
     u16 *half_out; // [rows, half_stride], or none
-    // [rows, heads, max_splits, value_stride + PARTIAL_EXTRA], or of decode the splits of each row; sentinels if unused
+    // [rows, heads, max_splits, value_stride + PARTIAL_EXTRA]; of decode a row has its own number of splits
     float *partials;
     u32 *arrivals; // [rows, blocks of heads]: blocks that have finished their splits, zero before
     float scale;
@@ -201,7 +201,7 @@ struct Attention {
     u32 is_causal;
     u32 is_chunked;
     u32 page_table; // which of a span's page tables, one for each window
-    u32 max_splits; // of a row of prefill or the persistent kernel, at most
+    u32 max_splits; // not of decode: KV splits of a row, at most
     u32 is_split; // whether blocks of decode share a row's KV splits
     u32 skips_prefill;
     float temperature_growth; // of queries by position, `query_scale`

@@ -135,15 +135,16 @@ fn with_fused_kv_write(module: &Module, name: &str) -> Result<[Kernel; 2]> {
     Ok([kernel(name)?, kernel(&format!("{name}_fused"))?])
 }
 
-/// The largest head dimension of each kernel of decode attention on tensor cores.
-pub(crate) const DECODE_DIMS: [usize; 3] = [128, 256, MAX_MMA_DIM];
+/// Of each kernel of decode attention on tensor cores: the largest head dimension, and the blocks
+/// that a multiprocessor runs at once, as its launch bounds say.
+pub(crate) const DECODE_DIMS: [(usize, usize); 3] = [(128, 2), (256, 1), (MAX_MMA_DIM, 1)];
 
 /// Decode attention of heads of up to each of [`DECODE_DIMS`]: for any rows, and for steps of one
 /// row a sequence.
 type DecodeAttention = Vec<[Kernel; 2]>;
 
 fn decode_attention(module: &Module) -> Result<DecodeAttention> {
-    let kernels = |dim| with_fused_kv_write(module, &format!("decode_attention_mma_{dim}"));
+    let kernels = |(dim, _)| with_fused_kv_write(module, &format!("decode_attention_mma_{dim}"));
     DECODE_DIMS.into_iter().map(kernels).collect()
 }
 

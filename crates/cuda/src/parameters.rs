@@ -198,8 +198,8 @@ parameters! {
         out: (float *),
         /// [rows, half_stride], or none
         half_out: (u16 *),
-        /// [rows, heads, max_splits, value_stride + PARTIAL_EXTRA], or of decode the splits of each
-        /// row; sentinels if unused
+        /// [rows, heads, max_splits, value_stride + PARTIAL_EXTRA]; of decode a row has its own
+        /// number of splits
         partials: (float *),
         /// [rows, blocks of heads]: blocks that have finished their splits, zero before
         arrivals: (u32 *),
@@ -211,7 +211,7 @@ parameters! {
         window: u32, is_causal: u32, is_chunked: u32,
         /// which of a span's page tables, one for each window
         page_table: u32,
-        /// of a row of prefill or the persistent kernel, at most
+        /// not of decode: KV splits of a row, at most
         max_splits: u32,
         /// whether blocks of decode share a row's KV splits
         is_split: u32, skips_prefill: u32,

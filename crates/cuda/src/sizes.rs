@@ -14,15 +14,12 @@ use crate::lower::{Experts, Program, Value, Work};
 use crate::packed::PackedLayout;
 use crate::parameters::Stage;
 use crate::persistent::Persistent;
-use crate::step_metadata;
+use crate::step_metadata::{self, PartialLimits};
 
 /// Blocks of attention that may share KV splits with others; more fill any device.
 const ARRIVALS: usize = 1024;
-/// The most rows whose KV splits are shared by blocks; more fill any device.
+/// Rows of decode whose last KV split, which may be partly filled, has a partial result of its own.
 const SPLIT_ROWS: usize = 256;
-/// The most bytes for the partial results of KV splits of decode, unless a row needs more. With
-/// longer contexts, fewer rows share their splits.
-const PARTIAL_BYTES: usize = 64 << 20;
 /// The most bytes for the scores of an indexer; longer contexts score fewer rows at once.
 const SCORE_BYTES: usize = 64 << 20;
 
@@ -46,8 +43,8 @@ pub(crate) struct Sizes {
     pub(crate) angle_bytes: Vec<usize>,
     /// KV splits of a row, at most.
     pub(crate) splits: usize,
-    /// KV splits of all rows of a step whose partial results have memory.
-    pub(crate) partials: usize,
+    /// KV splits of decode whose partial results have memory.
+    pub(crate) partials: PartialLimits,
     pub(crate) partial_bytes: usize,
     /// KV splits of a row of prefill attention, at most.
     pub(crate) prefill_splits: usize,
@@ -79,10 +76,9 @@ pub(crate) struct Sizes {
 struct SplitSizes {
     /// Splits of a row of decode, at most.
     splits: usize,
-    /// Splits of all rows of decode whose partial results have memory.
-    partials: usize,
-    /// Of the partial result of one of them.
-    bytes: usize,
+    partials: PartialLimits,
+    /// Of the partial result of a split.
+    split_bytes: usize,
     /// Splits of a row of prefill, at most.
     prefill_splits: usize,
     /// Of the partial results of prefill where a block takes all splits: one of each row.
@@ -94,18 +90,23 @@ impl SplitSizes {
         let window_indices = plan.window_indices();
         let pages = window_indices.iter().map(|&window_index| limits.pages[window_index]);
         let positions = PAGE_TOKENS * pages.max().unwrap_or(0);
-        let partials = program.stages.iter().filter_map(|stage| match &stage.work {
-            Work::Attend(attend) => {
-                let stride = kv.stride(plan.slots[attend.slot].value_dim);
-                Some(4 * attend.attention.heads * (stride + PARTIAL_EXTRA))
-            }
-            _ => None,
+        let attends = || {
+            program.stages.iter().filter_map(|stage| match &stage.work {
+                Work::Attend(attend) => Some(attend),
+                _ => None,
+            })
+        };
+        let split_bytes = attends().map(|attend| {
+            let stride = kv.stride(plan.slots[attend.slot].value_dim);
+            4 * attend.attention.heads * (stride + PARTIAL_EXTRA)
         });
-        // Of a row's partial results of one split.
-        let split_bytes = partials.max().unwrap_or(0);
+        let split_bytes = split_bytes.max().unwrap_or(0);
+        let row = attends().map(|attend| match attend.attention.window {
+            Some(window) => window.div_ceil(KV_SPLIT) + 1,
+            None => usize::MAX,
+        });
         // A window may begin and end within a split.
         let splits = if plan.slots.is_empty() { 0 } else { positions.div_ceil(KV_SPLIT) + 1 };
-        let most = PARTIAL_BYTES.checked_div(split_bytes).unwrap_or(0);
         let slots = plan.slots.iter().zip(&window_indices).filter(|(slot, _)| {
             kv != KvLayout::F32 && slot.key_dim.max(slot.value_dim) <= MAX_SPLIT_DIM
         });
@@ -116,9 +117,11 @@ impl SplitSizes {
         let prefill_splits = prefill.max().unwrap_or(0);
         SplitSizes {
             splits,
-            // The last split of each row may be the start of one.
-            partials: (splits + SPLIT_ROWS.min(limits.tokens)).min(most).max(splits),
-            bytes: split_bytes,
+            partials: PartialLimits {
+                row: row.max().unwrap_or(0),
+                all: splits + SPLIT_ROWS.min(limits.tokens),
+            },
+            split_bytes,
             prefill_splits,
             prefill_bytes: if prefill_splits > 1 { limits.tokens * split_bytes } else { 0 },
         }
@@ -179,7 +182,7 @@ impl Sizes {
         let states = plan.states.iter().map(|state| 4 * limits.state_slots * state.elements());
         let angles = program.ropes.iter().map(|rope| 4 * tokens * rope.dims);
         let of_splits = SplitSizes::new(plan, program, limits, kv);
-        let SplitSizes { splits, partials, bytes: split_bytes, .. } = of_splits;
+        let SplitSizes { splits, partials, split_bytes, .. } = of_splits;
         let polled_partial_bytes = if persistent.is_some() { splits * split_bytes } else { 0 };
         let rows = tokens.max(outputs);
         let gemms = gemms(plan, program, rows);
@@ -197,7 +200,7 @@ impl Sizes {
             angle_bytes: angles.collect(),
             splits,
             partials,
-            partial_bytes: of_splits.prefill_bytes.max(partials * split_bytes),
+            partial_bytes: of_splits.prefill_bytes.max(partials.all * split_bytes),
             prefill_splits: of_splits.prefill_splits,
             polled_partial_bytes,
             swizzled_bytes: swizzled_bytes(&gemms, rows),

@@ -101,6 +101,8 @@ pub(crate) struct Size {
     pub(crate) has_decode: bool,
     /// At least the rows up to the last one of decode.
     pub(crate) decode_rows: usize,
+    /// The longest context of decode in multiples of the mean, as a power of two.
+    pub(crate) context_skew: usize,
     /// At least the tokens and spans of prefill, and the positions that they attend to.
     pub(crate) prefill_tokens: usize,
     pub(crate) prefill_spans: usize,
@@ -117,6 +119,7 @@ impl Size {
             has_prefill: batch.spans.iter().any(|span| span.is_prefill),
             has_decode: batch.spans.iter().any(|span| !span.is_prefill),
             decode_rows: tokens,
+            context_skew: context_skew(batch),
             prefill_tokens: tokens,
             prefill_spans: spans,
             prefill_positions: usize::MAX,
@@ -150,11 +153,23 @@ impl Size {
             has_prefill: false,
             has_decode: true,
             decode_rows: 1,
+            context_skew: 1,
             prefill_tokens: 1,
             prefill_spans: 1,
             prefill_positions: usize::MAX,
         }
     }
+}
+
+/// The longest context of decode in multiples of the mean, rounded to a power of two so that few
+/// graphs differ in it.
+fn context_skew(batch: &Batch) -> usize {
+    let decode = batch.spans.iter().filter(|span| !span.is_prefill);
+    let contexts = decode.map(|span| (span.position + span.len) as f64);
+    let (count, sum, longest) = contexts
+        .fold((0.0, 0.0, 1.0_f64), |(n, sum, longest), x| (n + 1.0, sum + x, longest.max(x)));
+    let skew = if sum > 0.0 { longest * count / sum } else { 1.0 };
+    1 << skew.log2().round() as u32
 }
 
 /// The rows that are permuted in memory: the router's result if it has chosen the experts, rows of
@@ -292,5 +307,51 @@ impl Step<'_> {
             Work::Sparse(sparse) => self.sparse(rows, sparse),
             Work::Gather(gather) => self.all_gather(rows, gather),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bodkin_backend::Span;
+
+    use super::*;
+
+    fn batch(spans: &[(usize, usize, bool)]) -> Batch {
+        let span = |&(position, len, is_prefill): &(usize, usize, bool)| Span {
+            len,
+            position,
+            tables: Vec::new(),
+            state_slot: 0,
+            is_prefill,
+        };
+        let tokens = spans.iter().map(|span| span.1).sum();
+        let spans = spans.iter().map(span).collect();
+        Batch { tokens: vec![0; tokens], spans, ..Batch::default() }
+    }
+
+    #[test]
+    fn rows_of_decode_end_with_the_last_of_them() {
+        let (prefill, decode) = ((0, 20, true), (40, 1, false));
+        let rows = |spans: &[_]| Size::of(&batch(spans)).decode_rows;
+        assert_eq!(rows(&[decode, decode, prefill]), 2);
+        assert_eq!(rows(&[prefill, decode]), 21);
+        assert_eq!(rows(&[prefill, decode, prefill]), 21);
+        // Recorded once for all steps of the size.
+        assert_eq!(rows(&[decode, (0, 5, true)]), 6);
+        assert_eq!(Size::of(&batch(&[(7, 1, false)])).tokens, 1);
+    }
+
+    #[test]
+    fn a_context_that_is_longer_than_others_is_seen() {
+        let skew = |positions: &[usize]| {
+            let spans: Vec<_> = positions.iter().map(|&position| (position, 1, false)).collect();
+            context_skew(&batch(&spans))
+        };
+        assert_eq!([skew(&[0]), skew(&[90, 100, 110]), skew(&[])], [1; 3]);
+        // The mean is 4100 tokens and 360.
+        assert_eq!(skew(&[32_000, 100, 99, 101, 120, 130, 100, 140]), 8);
+        assert_eq!(skew(&[1000, 140, 300, 0]), 2);
+        // The prompt beside it is not one of them.
+        assert_eq!(context_skew(&batch(&[(9, 1, false), (0, 4000, true)])), 1);
     }
 }

@@ -18,12 +18,12 @@ pub(crate) fn capacity(tokens: usize, outputs: usize, pages: &[usize]) -> usize 
 }
 
 /// Replaces `out` by a step's metadata. `rows` are the requests of the output rows in `steps`
-/// steps; empty if the host samples. There is memory for `partials` partial results of KV splits.
+/// steps; empty if the host samples.
 pub(crate) fn write(
     batch: &Batch,
     rows: &[OutputRequest<'_>],
     steps: usize,
-    partials: usize,
+    partials: PartialLimits,
     out: &mut Vec<u32>,
 ) {
     out.clear();
@@ -68,29 +68,38 @@ pub(crate) fn write(
         }
     }
     begin(out, 9);
-    write_partials(batch, steps, partials, out);
+    write_first_partials(batch, steps, partials, out);
 }
 
-/// Appends the index of each row's first partial result of a KV split, or [`NO_PARTIALS`] if a row
-/// has one split, or the memory is full. Rows of decode come before those of prefill.
-fn write_partials(batch: &Batch, steps: usize, capacity: usize, out: &mut Vec<u32>) {
-    let mut rows = out.len();
+/// KV splits whose partial results have memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PartialLimits {
+    /// Of a row, at most: fewer than its context has if all attention has windows.
+    pub(crate) row: usize,
+    /// Of all rows of a step. Sequences that share pages can have more.
+    pub(crate) all: usize,
+}
+
+/// Appends the index of each row's first partial result, or [`NO_PARTIALS`] if the row has one KV
+/// split, or the memory is full. Rows of decode take memory first: those of prefill need it only
+/// where no kernel of prefill takes the heads.
+fn write_first_partials(batch: &Batch, steps: usize, limits: PartialLimits, out: &mut Vec<u32>) {
+    let rows = out.len();
     out.resize(rows + batch.tokens.len(), NO_PARTIALS);
-    let first_rows: Vec<usize> = (batch.spans.iter())
-        .map(|span| {
-            rows += span.len;
-            rows - span.len
-        })
-        .collect();
     let mut taken = 0;
     for is_prefill in [false, true] {
-        let spans = batch.spans.iter().zip(&first_rows);
-        for (span, &first) in spans.filter(|(span, _)| span.is_prefill == is_prefill) {
+        let mut end = rows;
+        for span in &batch.spans {
+            let first = end;
+            end += span.len;
             // At the last step.
             let positions = span.position + span.len + steps.saturating_sub(1);
-            let splits = positions.div_ceil(KV_SPLIT);
-            for row in &mut out[first..first + span.len] {
-                if splits > 1 && taken + splits <= capacity {
+            let splits = positions.div_ceil(KV_SPLIT).min(limits.row);
+            if span.is_prefill != is_prefill || splits < 2 {
+                continue;
+            }
+            for row in &mut out[first..end] {
+                if taken + splits <= limits.all {
                     *row = taken as u32;
                     taken += splits;
                 }
@@ -158,7 +167,8 @@ mod tests {
         };
         let greedy = SamplingParams::greedy();
         let rows = [OutputRequest::Token(&greedy), OutputRequest::Token(&params)];
-        write(&batch, &rows, 2, 7, &mut metadata);
+        let partials = PartialLimits { row: 3, all: 7 };
+        write(&batch, &rows, 2, partials, &mut metadata);
         let part = |i: usize, len: usize| &metadata[metadata[i] as usize..][..len];
         assert_eq!(metadata[..2], [3, 2]);
         assert_eq!(part(2, 3), [11, 12, 13]);
@@ -200,9 +210,13 @@ mod tests {
             spans: std::iter::once(prefill).chain(decode).collect(),
             ..Batch::default()
         };
-        let mut metadata = Vec::new();
-        write(&batch, &[], 3, 9, &mut metadata);
-        let rows = &metadata[metadata[9] as usize..];
-        assert_eq!(rows, [7, NO_PARTIALS, 0, 5, NO_PARTIALS, NO_PARTIALS]);
+        let first_partials = |row: usize, all: usize| {
+            let mut metadata = Vec::new();
+            write(&batch, &[], 3, PartialLimits { row, all }, &mut metadata);
+            metadata[metadata[9] as usize..].to_vec()
+        };
+        assert_eq!(first_partials(20, 9), [7, NO_PARTIALS, 0, 5, NO_PARTIALS, NO_PARTIALS]);
+        // With windows of fewer than two splits.
+        assert_eq!(first_partials(3, 20), [8, 10, 0, 3, 5, NO_PARTIALS]);
     }
 }

@@ -64,20 +64,21 @@ impl Step<'_> {
         let rows = if prefill.is_some() { self.size.decode_rows } else { rows };
         let (kernels, threads, resident) = if kv.has_mma(slot) {
             let dim = kv.stride(slot.key_dim).max(kv.stride(slot.value_dim));
-            let i = DECODE_DIMS.partition_point(|&most| most < dim);
-            (&self.kernels.decode_attention(kv)[i], 32 * SPLIT_TILES, if i == 0 { 2 } else { 1 })
+            let i = DECODE_DIMS.partition_point(|&(most, _)| most < dim);
+            (&self.kernels.decode_attention(kv)[i], 32 * SPLIT_TILES, DECODE_DIMS[i].1)
         } else {
             let grouped = usize::from(a.heads > a.kv_heads);
             (&self.kernels.attention(kv).decode[grouped], KV_SPLIT, 2)
         };
-        // Blocks share a row's splits so that all multiprocessors are full.
-        let resident = resident * self.device.processors as usize;
-        let sharing = (resident / (rows * blocks(a))).clamp(1, self.sizes.splits.max(1));
+        // Blocks that have none of a row's splits end at once, so the longest row decides.
+        let resident = resident * self.device.processors as usize * self.size.context_skew;
+        let sharing = self.blocks_that_share_splits(rows * blocks(a), resident, self.sizes.splits);
         parameters.is_split = u32::from(sharing > 1);
         let grid = [rows, blocks(a), sharing];
         let kernel = kernels[usize::from(fuses_kv_write)];
         let shared = if fuses_kv_write { whole } else { least };
-        // SAFETY: the page tables cover what the rows attend to; there is room for the partials.
+        // SAFETY: the page tables cover what the rows attend to; there is room for the arrivals,
+        // and for the partial results that the metadata names.
         unsafe { self.device.launch(kernel, grid, threads, shared, &parameters) }
     }
 
@@ -96,7 +97,13 @@ impl Step<'_> {
             self.size.prefill_positions.div_ceil(PREFILL_SPLIT).min(self.sizes.prefill_splits)
         };
         let resident = launch.resident * self.device.processors as usize;
-        let sharing = self.blocks_that_share_splits(blocks, resident, splits, a);
+        let partial = kv.stride(a.value_dim) + PARTIAL_EXTRA;
+        let partial_bytes = 4 * self.size.tokens * a.heads * splits * partial;
+        let sharing = if partial_bytes > self.sizes.partial_bytes {
+            1
+        } else {
+            self.blocks_that_share_splits(blocks, resident, splits)
+        };
         let max_splits = if sharing > 1 { splits } else { 1 };
         let parameters = p::Attention { max_splits: max_splits as u32, ..*parameters };
         let grid = [row_blocks, a.kv_heads, sharing];
@@ -106,22 +113,11 @@ impl Step<'_> {
         unsafe { self.device.launch(kernel, grid, launch.threads, shared, &parameters) }
     }
 
-    /// How many blocks of prefill attention share the KV splits of some query rows, so that the
-    /// device is full, with `resident` blocks, although the step has only `blocks` such groups of
-    /// rows.
-    fn blocks_that_share_splits(
-        &self,
-        blocks: usize,
-        resident: usize,
-        splits: usize,
-        a: &Attention,
-    ) -> usize {
-        let partial = self.sizes.kv_layout.stride(a.value_dim) + PARTIAL_EXTRA;
-        let partial_bytes = 4 * self.size.tokens * a.heads * splits * partial;
-        if 4 * blocks > self.sizes.arrival_bytes || partial_bytes > self.sizes.partial_bytes {
-            return 1;
-        }
-        (resident / blocks).clamp(1, splits.max(1))
+    /// How many blocks share the KV splits of some query rows, so that the device is full, with
+    /// `resident` blocks, although the step has only `blocks` such groups of rows.
+    fn blocks_that_share_splits(&self, blocks: usize, resident: usize, splits: usize) -> usize {
+        let can_share = 4 * blocks <= self.sizes.arrival_bytes;
+        if can_share { (resident / blocks).clamp(1, splits.max(1)) } else { 1 }
     }
 
     /// The parameters of decode and prefill attention.
