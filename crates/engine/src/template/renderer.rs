@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use minijinja::machinery::CompiledTemplate;
 
@@ -26,10 +26,22 @@ const IDLE_MAX: usize = 4;
 /// Something to do with a compiled template.
 type Job = Box<dyn FnOnce(&CompiledTemplate<'_>) + Send>;
 
-/// A thread with the compiled template. It ends when this is dropped.
+/// A thread with the compiled template. It has ended when this is dropped: under a limit of a
+/// process's data (`ulimit -d`), which counts whole stacks, the next thread may need its memory.
 #[derive(Debug)]
 struct Renderer {
-    jobs: Sender<Job>,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Renderer {
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            // Panics of jobs are caught.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Renderer {
@@ -40,9 +52,11 @@ impl Renderer {
         let source = source.to_owned();
         let thread = thread::Builder::new().name(TEMPLATE_THREAD.to_owned());
         let thread = thread.stack_size(STACK_BYTES);
-        thread.spawn(move || run_jobs(&source, &compiled, &received)).map_err(Error::Thread)?;
+        let thread = thread.spawn(move || run_jobs(&source, &compiled, &received));
+        let thread = thread.map_err(Error::Thread)?;
+        let renderer = Renderer { jobs: Some(jobs), thread: Some(thread) };
         result.recv().unwrap_or_else(|_| Err(template("its thread ended")))?;
-        Ok(Renderer { jobs })
+        Ok(renderer)
     }
 
     /// Runs something on the thread.
@@ -55,7 +69,8 @@ impl Renderer {
         let job: Job = Box::new(move |program| {
             let _ = done.send(caught(|| work(program)));
         });
-        self.jobs.send(job).map_err(|_| ended())?;
+        let jobs = self.jobs.as_ref().ok_or_else(ended)?;
+        jobs.send(job).map_err(|_| ended())?;
         result.recv().unwrap_or_else(|_| Err(ended()))
     }
 }
