@@ -216,7 +216,7 @@ mod tests {
             metadata[metadata[9] as usize..].to_vec()
         };
         assert_eq!(first_partials(20, 9), [7, NO_PARTIALS, 0, 5, NO_PARTIALS, NO_PARTIALS]);
-        // With windows of fewer than two splits.
+        // Windows let a row have three splits at most.
         assert_eq!(first_partials(3, 20), [8, 10, 0, 3, 5, NO_PARTIALS]);
     }
 }
