@@ -5,6 +5,7 @@ use bodkin_model::Plan;
 use crate::candidates::Candidates;
 use crate::check::{Limits, StepCheck};
 use crate::observe::reborrow;
+use crate::parallel::for_each_row;
 use crate::step::{OutputRequest, Sink, Step, StepOutput};
 use crate::{Batch, Observer, ReferenceSampler, Result, are_samplable};
 
@@ -21,10 +22,17 @@ pub struct HostSampler {
     /// `[limits.outputs, width]`.
     logits: Vec<f32>,
     tokens: Vec<Option<u32>>,
-    samplers: Vec<ReferenceSampler>,
-    candidates: Candidates,
+    rows: Vec<RowSampler>,
     /// The second and later steps of multi-step decode.
     next: Batch,
+}
+
+/// Samples one row after the other of a sequence.
+#[derive(Clone, Default)]
+struct RowSampler {
+    sampler: ReferenceSampler,
+    candidates: Candidates,
+    token: Option<u32>,
 }
 
 impl HostSampler {
@@ -36,7 +44,7 @@ impl HostSampler {
             width,
             logits: vec![0.0; limits.outputs * width],
             tokens: Vec::with_capacity(limits.outputs),
-            samplers: vec![ReferenceSampler::default(); limits.outputs],
+            rows: vec![RowSampler::default(); limits.outputs],
             ..HostSampler::default()
         }
     }
@@ -56,9 +64,9 @@ impl HostSampler {
     pub fn run(&mut self, step: Step<'_>, sink: Sink<'_>, forward: Forward<'_>) -> Result<()> {
         self.check.check(&step)?;
         let Step { batch, requests, steps, mut observer } = step;
-        self.samplers.iter_mut().zip(requests).for_each(|(sampler, row)| {
-            if let OutputRequest::Token(params) = row {
-                sampler.begin(params);
+        self.rows.iter_mut().zip(requests).for_each(|(row, request)| {
+            if let OutputRequest::Token(params) = request {
+                row.sampler.begin(params);
             }
         });
         for done in 1..=steps {
@@ -83,24 +91,29 @@ impl HostSampler {
 
     /// Samples the rows that ask for a token, and moves the logits of the others to the front.
     /// Returns the number of these logits.
-    fn sample(&mut self, rows: &[OutputRequest<'_>]) -> usize {
+    fn sample(&mut self, requests: &[OutputRequest<'_>]) -> usize {
+        let (rows, width) = (&mut self.rows[..requests.len()], self.width);
+        let logits = &mut self.logits[..requests.len() * width];
+        if requests.iter().all(|request| *request == OutputRequest::Logits) {
+            self.tokens.clear();
+            return logits.len();
+        }
+        for_each_row(rows, logits, |i, row, logits| {
+            if let OutputRequest::Token(params) = requests[i] {
+                let RowSampler { sampler, candidates, token } = row;
+                *token = are_samplable(logits).then(|| sampler.sample(params, logits, candidates));
+            }
+        });
         self.tokens.clear();
         let mut kept = 0;
-        for (i, row) in rows.iter().enumerate() {
-            let logits = i * self.width..(i + 1) * self.width;
-            match row {
-                OutputRequest::Token(params) => {
-                    let logits = &mut self.logits[logits];
-                    self.tokens
-                        .push(are_samplable(logits).then(|| {
-                            self.samplers[i].sample(params, logits, &mut self.candidates)
-                        }));
-                }
+        for (i, (row, request)) in rows.iter().zip(requests).enumerate() {
+            match request {
+                OutputRequest::Token(_) => self.tokens.push(row.token),
                 OutputRequest::Logits => {
-                    if kept < logits.start {
-                        self.logits.copy_within(logits, kept);
+                    if kept < i * width {
+                        logits.copy_within(i * width..(i + 1) * width, kept);
                     }
-                    kept += self.width;
+                    kept += width;
                 }
             }
         }

@@ -16,6 +16,7 @@ mod kv;
 mod layer_split;
 mod mock;
 mod observe;
+mod parallel;
 mod sampling;
 mod stats;
 mod step;
@@ -32,6 +33,7 @@ pub use kv::KvType;
 pub use layer_split::LayerSplit;
 pub use mock::Mock;
 pub use observe::{InputRow, Matmul, Observer};
+pub use parallel::for_each_row;
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, are_samplable, argmax};
 pub use stats::{
     ExpertCacheStats, ExpertPart, ExpertStats, ExpertTimes, ModelStats, StageProfile, WeightLayout,

@@ -15,19 +15,20 @@ use crate::step::{Size, sampling};
 pub(crate) type LaunchStep<'a> = &'a mut dyn FnMut(&mut [CudaModel], &Batch, StepEnd) -> Result<()>;
 
 impl CudaModel {
-    /// Whether the kernels can sample the tokens of a step.
+    /// Whether nothing of a step is sampled on the host: the kernels can sample the tokens that it
+    /// asks for.
     pub(crate) fn samples_on_device(&self, step: &backend::Step<'_>) -> bool {
         let can_sample = |params: &SamplingParams| sampling::is_possible(params, step.steps);
         step.observer.is_none()
             && !self.is_profiled()
             // The kernels write a row's token to the metadata of the span of the same index.
-            && step.requests.len() <= step.batch.spans.len()
-            && step.requests.iter().any(|row| matches!(row, OutputRequest::Token(_)))
+            && (token_rows(step.requests).next().is_none()
+                || step.requests.len() <= step.batch.spans.len())
             && token_rows(step.requests).all(|(_, params)| can_sample(params))
     }
 
-    /// Runs a step that the devices of a model can sample, see [`backend::Model::step`]. All sample
-    /// the same tokens; the host reads those of the first.
+    /// Runs a step of which nothing is sampled on the host, see [`backend::Model::step`]. All
+    /// devices of a model sample the same tokens; the host reads those of the first.
     pub(crate) fn step_on_device(
         parts: &mut [CudaModel],
         step: backend::Step<'_>,
@@ -37,6 +38,9 @@ impl CudaModel {
         parts[0].host.check(&step)?;
         let backend::Step { batch, requests: rows, steps, .. } = step;
         let begin = |part: &mut CudaModel| {
+            if token_rows(rows).next().is_none() {
+                return part.begin(batch);
+            }
             part.device.make_current()?;
             part.send_inputs(batch)?;
             part.send_metadata(batch, rows, steps)?;
@@ -65,6 +69,10 @@ impl CudaModel {
         launch: LaunchStep<'_>,
     ) -> Result<()> {
         let adjusts = token_rows(rows).any(|(_, params)| params.adjusts_logits());
+        let end_of_step = match token_rows(rows).next() {
+            Some(_) => StepEnd::Tokens { adjusts },
+            None => StepEnd::Logits,
+        };
         // A recurrent state cannot go back to where it was before a step. Kernels of a step that is
         // no graph must not start before the last kernel of the step before has written their
         // metadata: one device waits for that by itself, several would have to wait for all.
@@ -74,7 +82,7 @@ impl CudaModel {
         let mut launched = 0;
         for seen in 0..steps {
             while launched < steps && launched <= seen + ahead {
-                launch(parts, batch, StepEnd::Tokens { adjusts })?;
+                launch(parts, batch, end_of_step)?;
                 let first = &mut parts[0];
                 first.device.make_current()?;
                 first.receive_rows(batch, rows)?;
@@ -108,10 +116,15 @@ impl CudaModel {
     fn receive_rows(&mut self, batch: &Batch, rows: &[OutputRequest<'_>]) -> Result<()> {
         let from = self.output_address(batch);
         let width = self.plan.output_width();
+        if token_rows(rows).next().is_none() {
+            let received = &mut self.logits_staging.slice_mut()[..rows.len() * width];
+            // SAFETY: the output has a row of logits for each output row, and the caller waits.
+            return unsafe { self.device.copy_to_host(received, from) };
+        }
         let received = self.logits_staging.slice_mut().chunks_exact_mut(width);
         let asked = rows.iter().enumerate().filter(|(_, row)| matches!(row, OutputRequest::Logits));
         for ((row, _), received) in asked.zip(received) {
-            // SAFETY: the output has a row of logits for each output row, and the caller waits.
+            // SAFETY: as above.
             unsafe { self.device.copy_to_host(received, from + 4 * (row * width) as u64) }?;
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-use bodkin_backend::{SamplingParams, are_samplable};
+use bodkin_backend::SamplingParams;
 
 use crate::error::Error;
 use crate::events::{Update, UpdateSink};
@@ -135,16 +135,18 @@ impl Client {
         self.request.prompt_logprobs.is_some()
     }
 
-    /// Reports a token of the prompt with the logits of the one before it. Returns false if they
-    /// are not finite.
-    pub(crate) fn report_prompt(&mut self, logits: &[f32], id: u32) -> bool {
-        let is_finite = are_samplable(logits);
-        if is_finite {
-            let logprobs = logprobs(logits, id, self.request.prompt_logprobs.unwrap_or(0));
+    /// How many most probable tokens it wants the log-probabilities of, beside each token of its
+    /// prompt.
+    pub(crate) fn prompt_logprobs(&self) -> usize {
+        self.request.prompt_logprobs.unwrap_or(0)
+    }
+
+    /// Reports a token of the prompt.
+    pub(crate) fn report_prompt(&mut self, (id, logprobs): RowToken) {
+        if let Some(logprobs) = logprobs {
             // The client may have stopped reading.
-            let _ = (self.sink)(Update::PromptToken { id, logprobs: Box::new(logprobs) });
+            let _ = (self.sink)(Update::PromptToken { id, logprobs });
         }
-        is_finite
     }
 
     /// Reports a token. Returns why the request ends with it, if it does.

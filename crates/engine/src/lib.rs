@@ -10,6 +10,7 @@ mod engine;
 mod error;
 mod events;
 mod logits;
+mod logits_rows;
 mod logprobs;
 mod nonfinite;
 mod pages;

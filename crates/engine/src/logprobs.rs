@@ -1,11 +1,13 @@
 //! Log-probabilities of tokens for clients that ask for them.
 
+use bodkin_backend::argmax;
+
 use crate::request::Logprobs;
 
 /// Those of the sampled token, or of a prompt's, and of the `top` most probable ones, from finite
 /// logits.
 pub(crate) fn logprobs(logits: &[f32], sampled: u32, top: usize) -> Logprobs {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let max = logits[argmax(logits) as usize];
     let normaliser = max + sum_of_exponentials(logits, max).ln() as f32;
     let logprob = |id: u32| logits[id as usize] - normaliser;
     let top = most_probable(logits, top).into_iter().map(|id| (id, logprob(id))).collect();
@@ -53,15 +55,29 @@ fn exp(x: f32) -> f32 {
 
 /// The ids of the `count` largest logits, the largest first.
 fn most_probable(logits: &[f32], count: usize) -> Vec<u32> {
+    /// Most blocks have none of them, which compilers find out with vectors.
+    const BLOCK: usize = 64;
     let mut ids: Vec<u32> = Vec::new();
-    for (id, &logit) in logits.iter().enumerate() {
-        let is_small = |&last: &u32| logit <= logits[last as usize];
-        if ids.len() == count && ids.last().is_none_or(is_small) {
+    if count == 0 {
+        return ids;
+    }
+    for (block, first) in logits.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+        let least = |ids: &[u32]| match ids.len() == count {
+            true => logits[ids[count - 1] as usize],
+            false => f32::NEG_INFINITY,
+        };
+        let floor = least(&ids);
+        if ids.len() == count && !block.iter().fold(false, |any, &logit| any | (logit > floor)) {
             continue;
         }
-        let at = ids.partition_point(|&id| logits[id as usize] >= logit);
-        ids.insert(at, id as u32);
-        ids.truncate(count);
+        for (id, &logit) in (first..).zip(block) {
+            if ids.len() == count && logit <= least(&ids) {
+                continue;
+            }
+            let at = ids.partition_point(|&id| logits[id as usize] >= logit);
+            ids.insert(at, id);
+            ids.truncate(count);
+        }
     }
     ids
 }

@@ -15,6 +15,7 @@ use bodkin_backend::{
 
 use crate::client::Client;
 use crate::error::{Error, Result, panic_text};
+use crate::logits_rows;
 use crate::nonfinite;
 use crate::pages::{Copies, FullPage};
 use crate::prefix_store::{PrefixStore, StoredPage};
@@ -391,7 +392,6 @@ impl Worker {
             None => OutputRequest::Logits,
         });
         let rows: Vec<OutputRequest<'_>> = rows.collect();
-        let width = model.plan().output_width();
         let call = Step { batch: &step.batch, requests: &rows, steps: step.steps, observer: None };
         status.begin_step();
         model.step(call, &mut |output| {
@@ -405,7 +405,11 @@ impl Worker {
                 }
             }
             let mut tokens = output.tokens.iter().copied();
-            let mut logits = output.logits.chunks_exact(width);
+            let asked = rows.iter().zip(&step.outputs);
+            let asked = asked.filter(|(row, _)| **row == OutputRequest::Logits);
+            let outputs = asked.map(|(_, output)| output);
+            let computed = logits_rows::tokens(scheduler.running(), outputs, output.logits);
+            let mut computed = computed.into_iter();
             for (row, &OutputRow { task: index, next }) in rows.iter().zip(&step.outputs) {
                 let task = &mut scheduler.running()[index];
                 let (is_full, client) = (task.is_full(), &mut task.owner);
@@ -414,20 +418,16 @@ impl Worker {
                         let token = tokens.next().expect("a token for each row that asks for one");
                         token.map(|token| client.accept(token))
                     }
-                    OutputRequest::Logits => {
-                        let logits = logits.next().expect("its logits");
-                        if next < task.prompt {
-                            let is_finite = client.report_prompt(logits, task.tokens[next]);
-                            results.ended.extend((!is_finite).then_some((index, None)));
-                            continue;
-                        }
-                        client.sample(logits)
-                    }
+                    OutputRequest::Logits => computed.next().expect("the token of its logits"),
                 };
                 let Some(token) = token else {
                     results.ended.push((index, None));
                     continue;
                 };
+                if next < task.prompt {
+                    client.report_prompt(token);
+                    continue;
+                }
                 if is_full {
                     results.ended.push((index, Some(FinishReason::Length)));
                     continue;

@@ -1,0 +1,46 @@
+//! What the engine computes from rows of logits by itself: sampled tokens, and log-probabilities.
+
+use bodkin_backend::{are_samplable, for_each_row};
+
+use crate::client::{Client, RowToken};
+use crate::logprobs::logprobs;
+use crate::scheduler::{OutputRow, Task};
+
+/// A row of logits.
+enum Row<'a> {
+    /// The request samples its next token.
+    Sampled(&'a mut Client),
+    /// The log-probability of a token of a prompt is asked for, beside those of the `top` most
+    /// probable ones.
+    Prompt { id: u32, top: usize },
+}
+
+/// The token of each row of `logits`: the next one of the prompt, or a sampled one; none if the
+/// logits are not finite. A task samples at most one.
+pub(crate) fn tokens<'a>(
+    tasks: &mut [Task<Box<Client>>],
+    outputs: impl Iterator<Item = &'a OutputRow>,
+    logits: &mut [f32],
+) -> Vec<Option<RowToken>> {
+    let known = |tasks: &[Task<Box<Client>>], row: &OutputRow| {
+        let task = &tasks[row.task];
+        (row.next < task.prompt).then(|| (task.tokens[row.next], task.owner.prompt_logprobs()))
+    };
+    let rows: Vec<_> = outputs.map(|row| (row.task, known(tasks, row))).collect();
+    let mut clients: Vec<_> = tasks.iter_mut().map(|task| Some(&mut *task.owner)).collect();
+    let mut client = |task: usize| clients[task].take().expect("one sampled row of a task");
+    let row = |(task, known)| match known {
+        Some((id, top)) => (Row::Prompt { id, top }, None),
+        None => (Row::Sampled(client(task)), None),
+    };
+    let mut rows: Vec<(Row<'_>, Option<RowToken>)> = rows.into_iter().map(row).collect();
+    for_each_row(&mut rows, logits, |_, (row, token), logits| {
+        *token = match row {
+            Row::Sampled(client) => client.sample(logits),
+            Row::Prompt { id, top } => {
+                are_samplable(logits).then(|| (*id, Some(Box::new(logprobs(logits, *id, *top)))))
+            }
+        };
+    });
+    rows.into_iter().map(|(_, token)| token).collect()
+}
