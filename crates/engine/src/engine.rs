@@ -38,12 +38,21 @@ pub struct EngineOptions {
     /// Tokens of all sequences in the KV cache, running and cached; by default those of `parallel`
     /// sequences of `context` tokens.
     pub cache_tokens: Option<usize>,
+    /// Slots for checkpoints of recurrent state, beside one for each request.
+    pub more_checkpoints: usize,
 }
 
 impl EngineOptions {
     /// Options for one request at a time.
     pub fn single(context: usize, step_tokens: usize) -> EngineOptions {
-        EngineOptions { context, step_tokens, parallel: 1, queue: 0, cache_tokens: None }
+        EngineOptions {
+            context,
+            step_tokens,
+            parallel: 1,
+            queue: 0,
+            cache_tokens: None,
+            more_checkpoints: 0,
+        }
     }
 
     /// What the model must be loaded for.
@@ -55,8 +64,10 @@ impl EngineOptions {
             let full = windows.iter().zip(pages.iter_mut().zip(all));
             full.filter(|(window, _)| window.is_none()).for_each(|(_, (pages, all))| *pages = all);
         }
-        let state_slots =
-            if plan.states.is_empty() { 0 } else { Pages::state_slots_needed(self.parallel) };
+        let state_slots = match plan.states.is_empty() {
+            true => 0,
+            false => Pages::state_slots_needed(self.parallel) + self.more_checkpoints,
+        };
         let tokens = step.max(self.parallel);
         // Every request that decodes has a row in every step.
         let for_prompts = (PROMPT_LOGITS / plan.output_width()).max(1);

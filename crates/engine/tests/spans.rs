@@ -11,8 +11,14 @@ use bodkin_engine::{Engine, EngineOptions, Event, Request, SamplerOptions, Token
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
-const OPTIONS: EngineOptions =
-    EngineOptions { context: 160, step_tokens: 16, parallel: 2, queue: 8, cache_tokens: None };
+const OPTIONS: EngineOptions = EngineOptions {
+    context: 160,
+    step_tokens: 16,
+    parallel: 2,
+    queue: 8,
+    cache_tokens: None,
+    more_checkpoints: 0,
+};
 const PROMPT: usize = 40;
 
 /// A model that remembers the spans of its steps.

@@ -3,6 +3,13 @@
 use bodkin_backend::{Backend, Limits, Memory, PAGE_TOKENS};
 use bodkin_model::Plan;
 
+/// The share of free memory that checkpoints may take beside one for each request.
+const CHECKPOINT_SHARE: u64 = 8;
+/// Slots that they may have for each that requests need.
+const MORE_CHECKPOINTS: usize = 3;
+/// The most bytes of a layer's state slots with them: every GPU can bind as much.
+const MOST_SLOT_BYTES: usize = 128 << 20;
+
 /// All bytes of a loaded model.
 pub fn total_bytes(memory: &Memory) -> u64 {
     memory.weight_bytes + memory.state_bytes + memory.scratch_bytes
@@ -14,6 +21,23 @@ pub fn total_bytes(memory: &Memory) -> u64 {
 pub(crate) fn takes_larger_steps(small: &Memory, large: &Memory, available: u64) -> bool {
     let slots = small.expert_slots.zip(large.expert_slots);
     slots.is_some_and(|(small, large)| 2 * large > small) && total_bytes(large) <= available
+}
+
+/// Slots for checkpoints of recurrent state beside those of `limits`, for a model that leaves `free`
+/// bytes. A turn of a conversation makes two checkpoints, at the end of its prompt and of its answer,
+/// and the next turn goes on from one of them, unless those of others have evicted it.
+pub(crate) fn more_checkpoints(
+    plan: &Plan,
+    backend: &dyn Backend,
+    limits: &Limits,
+    free: u64,
+) -> usize {
+    let layers = plan.states.iter().map(|state| size_of::<f32>() * state.elements());
+    let bindable = MOST_SLOT_BYTES / layers.max().unwrap_or(0).max(1);
+    let affordable = free / CHECKPOINT_SHARE / recurrent_bytes(plan, backend).max(1);
+    let more =
+        bindable.saturating_sub(limits.state_slots).min(MORE_CHECKPOINTS * limits.state_slots);
+    more.min(usize::try_from(affordable).unwrap_or(usize::MAX))
 }
 
 /// KV-cache bytes of a sequence of `tokens` tokens, which its last token reads.

@@ -12,7 +12,7 @@ use bodkin_model::{HyperParameters, Plan, Pooling};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-use crate::memory::{human_bytes, takes_larger_steps, total_bytes};
+use crate::memory::{human_bytes, more_checkpoints, takes_larger_steps, total_bytes};
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
 use crate::source::{self, Check, Layer, Recommendation, Resolved};
@@ -294,7 +294,14 @@ impl ModelFile {
         let step_tokens = options.step_tokens()?;
         let parallel = within("parallel", options.parallel, MAX_BATCH_TOKENS)?;
         let (queue, cache_tokens) = (options.queue, options.cache_tokens);
-        let sized = |context| EngineOptions { context, step_tokens, parallel, queue, cache_tokens };
+        let sized = |context| EngineOptions {
+            context,
+            step_tokens,
+            parallel,
+            queue,
+            cache_tokens,
+            more_checkpoints: 0,
+        };
         let context = match options.context()? {
             Some(1) => return Err(Error::option("ctx_size", "at least 2 tokens", 1)),
             Some(context) => {
@@ -319,6 +326,14 @@ impl ModelFile {
         let with_steps = |step_tokens| EngineOptions { step_tokens, ..sized(context) };
         let limits = |step_tokens| with_steps(step_tokens).limits(&self.plan);
         let sizes = with_steps(self.step_tokens(options, backend, limits)?);
+        let limits = sizes.limits(&self.plan);
+        let memory = self.memory(backend, &limits);
+        let free = self.available_memory(backend).saturating_sub(total_bytes(&memory));
+        let more_checkpoints = match memory.expert_slots {
+            Some(_) => 0,
+            None => more_checkpoints(&self.plan, backend, &limits, free),
+        };
+        let sizes = EngineOptions { more_checkpoints, ..sizes };
         let chosen = format!("context of {context} tokens, batches of {}", sizes.step_tokens);
         self.reporter.detail(&chosen);
         Ok(sizes)

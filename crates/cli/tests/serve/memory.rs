@@ -112,3 +112,24 @@ fn a_model_waits_for_the_memory_of_a_busy_one() {
     });
     assert_eq!(statuses(&server), ["unloaded", "loaded"]);
 }
+
+/// A client that leaves out an answer's thoughts goes on from the end of its last prompt, also if
+/// another conversation came between.
+#[test]
+fn conversations_with_recurrent_state_go_on_from_their_prompts() {
+    for model in ["qwen35", "falcon-h1"] {
+        let server =
+            Server::of(&kit(&format!("{model}.gguf")), &["--parallel", "1", "--ctx-size", "640"]);
+        let cached = |tokens: Vec<u32>| {
+            let body = json!({
+                "prompt": tokens, "max_tokens": 20, "temperature": 0, "ignore_eos": true,
+            });
+            let usage = server.post("/v1/completions", &body).json()["usage"].clone();
+            usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+        };
+        let prompt = |first: u32, turns: u32| (first..first + 100 * turns).map(|i| i % 200 + 10);
+        assert_eq!([1, 70].map(|first| cached(prompt(first, 1).collect())), [0, 0], "{model}");
+        // Three pages of a hundred tokens.
+        assert_eq!([1, 70].map(|first| cached(prompt(first, 2).collect())), [96, 96], "{model}");
+    }
+}

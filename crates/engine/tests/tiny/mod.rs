@@ -8,8 +8,14 @@ use bodkin_conformance::Reference;
 use bodkin_engine::{Engine, EngineOptions, Tokenizer};
 use bodkin_gguf::File;
 
-pub(crate) const OPTIONS: EngineOptions =
-    EngineOptions { context: 96, step_tokens: 16, parallel: 3, queue: 8, cache_tokens: None };
+pub(crate) const OPTIONS: EngineOptions = EngineOptions {
+    context: 96,
+    step_tokens: 16,
+    parallel: 3,
+    queue: 8,
+    cache_tokens: None,
+    more_checkpoints: 0,
+};
 
 /// Loads a model for these options, with limits that `change` has changed.
 pub(crate) fn load(
