@@ -23,9 +23,9 @@ pub(crate) fn takes_larger_steps(small: &Memory, large: &Memory, available: u64)
     slots.is_some_and(|(small, large)| 2 * large > small) && total_bytes(large) <= available
 }
 
-/// Slots for checkpoints of recurrent state beside those of `limits`, for a model that leaves `free`
-/// bytes. A turn of a conversation makes two checkpoints, at the end of its prompt and of its answer,
-/// and the next turn goes on from one of them, unless those of others have evicted it.
+/// Slots for checkpoints of recurrent state beside those of `limits`, for a model that leaves
+/// `free` bytes. A turn of a conversation makes two checkpoints, at the end of its prompt and of
+/// its answer, and the next turn goes on from one of them, unless those of others have evicted it.
 pub(crate) fn more_checkpoints(
     plan: &Plan,
     backend: &dyn Backend,
