@@ -80,6 +80,8 @@ pub(crate) struct Device {
     context: sys::CUcontext,
     stream: sys::CUstream,
     pub(crate) name: String,
+    /// The CUDA version of the driver, such as `12.4`.
+    pub(crate) driver_version: String,
     /// Multiprocessors.
     pub(crate) processors: u32,
     /// Compute capability: 90 for 9.0.
@@ -156,6 +158,7 @@ impl Device {
             context,
             stream,
             name,
+            driver_version: version_text(version),
             processors,
             capability,
             shared_bytes: shared,

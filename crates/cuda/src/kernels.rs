@@ -24,24 +24,35 @@ fn decompress(file: &[u8]) -> Vec<u8> {
     image
 }
 
+/// The checksum and the length of what a file decompresses to, which end it.
+fn checksum(file: &[u8]) -> u64 {
+    let end = file.last_chunk().expect("the compiled-in kernels are intact");
+    u64::from_le_bytes(*end)
+}
+
 /// Declares the modules of the kernels' files, and loads their PTX or machine code.
 macro_rules! modules {
     ($($name:ident)*) => {
-        struct Modules { $($name: Module,)* }
+        struct Modules { $($name: Module,)* checksum: u64 }
 
         impl Modules {
             fn load(device: &Arc<Device>, is_hopper: bool) -> Result<Modules> {
                 // The driver loads the first files while threads decompress the others.
-                $(let $name = thread::spawn(move || decompress(if is_hopper {
+                let mut all = 0;
+                $(let file: &[u8] = if is_hopper {
                     include_bytes!(concat!("../kernels/built/", stringify!($name), ".cubin.gz"))
                 } else {
                     include_bytes!(concat!("../kernels/built/", stringify!($name), ".ptx.gz"))
-                }));)*
+                };
+                // FNV-1a, with words in the place of bytes.
+                all = (all ^ checksum(file)).wrapping_mul(0x100_0000_01b3);
+                let $name = thread::spawn(move || decompress(file));)*
                 Ok(Modules {
                     $($name: {
                         let image = $name.join().expect("the compiled-in kernels are intact");
                         Module::load(device, &image, is_hopper)?
                     },)*
+                    checksum: all,
                 })
             }
         }
@@ -281,7 +292,7 @@ pub(crate) struct Kernels {
     /// The persistent kernel, of each of [`VARIANTS`], on devices that have it.
     pub(crate) persistent: Option<Vec<Kernel>>,
     is_hopper: bool,
-    _modules: Modules,
+    modules: Modules,
 }
 
 impl Kernels {
@@ -353,8 +364,13 @@ impl Kernels {
             prefill_attention: PrefillAttention::new(&modules, is_hopper)?,
             persistent: if is_hopper { Some(persistent()?) } else { None },
             is_hopper,
-            _modules: modules,
+            modules,
         })
+    }
+
+    /// Tells the compiled kernels of one version from those of others.
+    pub(crate) fn checksum(&self) -> u64 {
+        self.modules.checksum
     }
 
     /// Whether prefill attention runs on `wgmma`, and GEMMs do where the layout of their weights

@@ -23,9 +23,11 @@ mod staging;
 mod step;
 mod step_metadata;
 mod tensor_parallel;
+mod tuning;
 mod watchdog;
 mod weights;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bodkin_backend::{
@@ -46,6 +48,7 @@ use model::CudaModel;
 use packed::Shard;
 use sizes::Sizes;
 use tensor_parallel::TensorParallel;
+use tuning::Tuning;
 
 /// The most pairs of rows and experts in a step: the height of a grid.
 const MOST_PAIRS: usize = 65_535;
@@ -66,6 +69,8 @@ pub struct Cuda {
     expert_budget: ExpertBudget,
     /// The most bytes of all devices that a model may take, if not all that are free.
     memory_limit: Option<u64>,
+    /// The folder of measured launch shapes.
+    tuning: Option<PathBuf>,
 }
 
 impl Cuda {
@@ -89,6 +94,7 @@ impl Cuda {
             kv_type: KvType::Auto,
             expert_budget: ExpertBudget::Auto,
             memory_limit: None,
+            tuning: None,
         })
     }
 
@@ -140,6 +146,29 @@ impl Cuda {
     #[must_use]
     pub fn with_memory_limit(self, memory_limit: Option<u64>) -> Cuda {
         Cuda { memory_limit, ..self }
+    }
+
+    /// The same with launch shapes of matmuls that are measured when a model is loaded, and kept in
+    /// this folder. Without one they are built in: no bit may differ.
+    #[must_use]
+    pub fn with_tuning(self, tuning: Option<PathBuf>) -> Cuda {
+        Cuda { tuning, ..self }
+    }
+
+    /// The launch shapes of a loaded model; those that no load has measured yet are measured.
+    fn tune(&self, model: &CudaModel) -> Tuning {
+        let Some(folder) = &self.tuning else { return Tuning::default() };
+        let (device, kernels) = &self.devices[0];
+        let name = tuning::file_name(&device.name, &device.driver_version, kernels.checksum());
+        let path = folder.join(name);
+        let known = Tuning::read(&path);
+        let mut tuning = known.clone();
+        // A device that is lost says so in the first step.
+        let _ = model.tune(&mut tuning);
+        if tuning != known {
+            tuning.write(&path);
+        }
+        tuning
     }
 
     /// The slots for experts in each layer of a model, or none if all experts are on the device.
@@ -363,6 +392,9 @@ impl Backend for Cuda {
                 error => error,
             })?);
         }
+        // Connected parts wait for each other. All have nearly the same shapes.
+        let tuning = Arc::new(self.tune(&parts[0]));
+        parts.iter_mut().for_each(|part| part.tuning = Arc::clone(&tuning));
         match parts.len() {
             1 => {
                 let mut only = parts.remove(0);

@@ -3,6 +3,7 @@
 mod allocate;
 mod connect;
 mod profile;
+mod tune;
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -28,6 +29,7 @@ use crate::persistent::Persistent;
 use crate::sizes::Sizes;
 use crate::step::{Addresses, Size, Step};
 use crate::step_metadata;
+use crate::tuning::Tuning;
 use crate::watchdog::Watchdog;
 use crate::weights::Weights;
 
@@ -61,6 +63,7 @@ pub(crate) struct CudaModel {
     pub(crate) sizes: Sizes,
     weights: Weights,
     pub(crate) addresses: Addresses,
+    pub(crate) tuning: Arc<Tuning>,
     /// Everything but the weights.
     memory: Vec<Memory>,
     metadata: Vec<u32>,
@@ -139,6 +142,7 @@ impl CudaModel {
             limits: limits.clone(),
             weights,
             addresses,
+            tuning: Arc::default(),
             memory,
             metadata: Vec::with_capacity(sizes.metadata_len),
             metadata_staging: Pinned::zeroed(device, sizes.metadata_len)?,
@@ -203,6 +207,7 @@ impl CudaModel {
             sizes: &self.sizes,
             weights: &self.weights.placed,
             at: &self.addresses,
+            tuning: &self.tuning,
             size,
             is_observed: false,
             swizzled: Cell::new(None),

@@ -6,6 +6,7 @@ mod attention;
 mod exchange;
 mod expert_cache;
 mod gemm;
+mod launch_shape;
 mod matmul;
 mod persistent;
 mod recurrent;
@@ -25,6 +26,7 @@ use crate::expert_cache::CachedLayer;
 use crate::kernels::Kernels;
 use crate::lower::{Content, Program, Stage, Value, Work};
 use crate::sizes::{Sizes, gemv_rows};
+use crate::tuning::Tuning;
 use crate::weights::Placed;
 
 /// Threads of a block of most kernels.
@@ -191,6 +193,7 @@ pub(crate) struct Step<'a> {
     pub(crate) arena: (&'a Arena, u64),
     pub(crate) weights: &'a [Placed],
     pub(crate) at: &'a Addresses,
+    pub(crate) tuning: &'a Tuning,
     pub(crate) size: Size,
     /// Whether the host reads matmul inputs: then no matmul computes a norm itself.
     pub(crate) is_observed: bool,

@@ -12,7 +12,7 @@ pub(crate) enum PackedLayout {
 }
 
 /// A layout that `mma` kernels read, numbered alike in the kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum MmaLayout {
     /// Half precision.
     F16,

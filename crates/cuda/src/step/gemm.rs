@@ -4,39 +4,18 @@
 use bodkin_backend::Result;
 
 use super::{Step, THREADS};
-use crate::constants::{GEMM_TILES, GEMM_WIDTH, MAX_WIDTH, WIDTHS, Width};
+use crate::constants::{GEMM_TILES, GEMM_WIDTH, MAX_WIDTH, WIDTHS};
 use crate::lower::{Experts, Matmul, Value};
 use crate::packed::MmaLayout;
 use crate::parameters as p;
 use crate::shared_memory::{GEMM_BYTES, wgmma_bytes};
-use crate::sizes::{Pairs, slice_sum_bytes};
+use crate::sizes::Pairs;
+use crate::tuning::MatmulShape;
 
 /// Threads of a block that multiplies with `wgmma`: two consumer warp groups and a producer.
 pub(super) const WGMMA_THREADS: usize = 3 * 128;
-/// Microseconds that a block of it takes until its first chunk, and those that it takes for the
-/// results of an input row.
-const BLOCK_TIME: f64 = 2.0;
-const ROW_TIME: f64 = 0.04;
-/// Microseconds for adding up slices, besides reading them.
-const ADD_TIME: f64 = 2.0;
-/// What a block takes for a chunk where there is no room for another, of its time beside one. A few
-/// blocks also come in pairs: they start while those of the kernel before end.
-const ALONE: f64 = 0.65;
-/// Bytes of the sums of slices that are stored and added in a microsecond; they stay in the cache.
-const SLICE_SUM_SPEED: f64 = 3e6;
 /// Threads of the block that permutes rows by their experts.
 const PERMUTE_THREADS: usize = 1024;
-
-/// How blocks of `gemm_wgmma` divide a matmul.
-#[derive(Clone, Copy)]
-struct Division {
-    /// The index in [`WIDTHS`].
-    width: usize,
-    /// Row groups, blocks of weight tiles, and blocks that share the slices of the same sums.
-    grid: [usize; 3],
-    /// Slices of a block.
-    slices: usize,
-}
 
 impl Step<'_> {
     /// Launches a matmul of more rows than [`gemv_rows`](crate::sizes::gemv_rows).
@@ -50,18 +29,21 @@ impl Step<'_> {
         let rows = parameters.rows as usize;
         let experts = matmul.experts.map(|experts| (experts, Pairs::of(rows, &experts)));
         let pairs = experts.map(|(_, pairs)| pairs);
-        let groups = |width: usize| pairs.map_or(rows.div_ceil(width), |pairs| pairs.groups(width));
         let matrices = if matmul.is_gated() { 2 } else { 1 };
         let blocks = (parameters.tiles as usize * matrices).div_ceil(GEMM_TILES);
         let gated = usize::from(matmul.is_gated());
         let Some(wgmma) = &kernels.gemm_wgmma else {
             let gemm = self.gemm_parameters(parameters, experts, GEMM_WIDTH)?;
-            let grid = [blocks, groups(GEMM_WIDTH), 1];
+            let groups = rows.div_ceil(GEMM_WIDTH);
+            let groups = pairs.map_or(groups, |pairs| pairs.groups(GEMM_WIDTH));
+            let grid = [blocks, groups, 1];
             let kernel = kernels.gemm_mma[gated];
             // SAFETY: the weights have these shapes, and values room for the step's rows.
             return unsafe { self.device.launch(kernel, grid, THREADS, GEMM_BYTES, &gemm) };
         };
-        let division = self.division(parameters, (layout, blocks), pairs);
+        let divisions = self.divisions(parameters, layout, matmul.is_gated(), pairs);
+        let tuned = MatmulShape::of(layout, matmul.is_gated(), parameters);
+        let division = divisions.best(tuned.and_then(|shape| self.tuning.gemm(&shape)));
         let (width, is_split) = (WIDTHS[division.width].rows, division.grid[2] > 1);
         let mut gemm = self.gemm_parameters(parameters, experts, width)?;
         self.swizzle(&mut gemm, matmul.input, pairs)?;
@@ -77,49 +59,6 @@ impl Step<'_> {
             (self.kernels.add_slices[gated], [division.grid[0], blocks, width / 8]);
         // SAFETY: as above.
         unsafe { self.device.launch(kernel, grid, THREADS / matrices, 0, &gemm) }
-    }
-
-    /// The division that should take the least time, of a matmul of `tile_blocks` blocks of weight
-    /// tiles.
-    fn division(
-        &self,
-        matmul: &p::Matmul,
-        (layout, tile_blocks): (MmaLayout, usize),
-        pairs: Option<Pairs>,
-    ) -> Division {
-        let all = matmul.slices as usize;
-        let sums = |division: &Division| {
-            slice_sum_bytes(all, tile_blocks, division.grid[0] * WIDTHS[division.width].rows)
-        };
-        let time = |division: &Division| {
-            let Width { rows, blocks, chunk_time } = WIDTHS[division.width];
-            let resident = (self.device.shared_bytes / wgmma_bytes(layout, rows)).clamp(1, blocks);
-            let slots = (resident * self.device.processors as usize) as f64;
-            let [groups, _, splits] = division.grid;
-            let waves = match pairs {
-                Some(pairs) => pairs.expected_groups(rows) * tile_blocks as f64 / slots,
-                None => ((groups * tile_blocks * splits) as f64 / slots).ceil(),
-            };
-            let chunks = matmul.chunks.min(matmul.slice_chunks * division.slices as u32);
-            let chunk_time = if resident < blocks { ALONE * chunk_time } else { chunk_time };
-            let (storing, adding) = match splits {
-                1 => (ROW_TIME * rows as f64, 0.0),
-                _ => (0.0, ADD_TIME + sums(division) as f64 / SLICE_SUM_SPEED),
-            };
-            waves * (f64::from(chunks) * chunk_time + BLOCK_TIME + storing) + adding
-        };
-        let of = |width: usize, slices: usize| {
-            let rows = WIDTHS[width].rows;
-            let groups = pairs.map_or((matmul.rows as usize).div_ceil(rows), |p| p.groups(rows));
-            Division { width, grid: [groups, tile_blocks, all.div_ceil(slices)], slices }
-        };
-        let split = if pairs.is_none() { 1..all } else { 0..0 };
-        let divisions = (0..WIDTHS.len())
-            .flat_map(|width| split.clone().chain([all]).map(move |slices| of(width, slices)))
-            .filter(|division| {
-                division.grid[2] == 1 || sums(division) <= self.sizes.slice_sum_bytes
-            });
-        divisions.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or_else(|| of(0, all))
     }
 
     /// The parameters of a GEMM. Rows with experts are permuted, unless the last GEMM's permutation

@@ -6,6 +6,7 @@
 use bodkin_backend::Result;
 use bodkin_model::{Gating, WeightId};
 
+use super::launch_shape::gemv_work;
 use super::rows::act_number;
 use super::{Step, THREADS};
 use crate::constants::{GEMV_F32_ROWS, GEMV_F32_THREADS, GEMV_ROWS};
@@ -13,12 +14,9 @@ use crate::lower::{Content, Epilogue, InputNorm, Matmul, Operand, Route, Value};
 use crate::packed::{MmaLayout, PackedLayout, Shape};
 use crate::parameters as p;
 use crate::shared_memory::{gemv_bytes, route_bytes};
-use crate::sizes::gemv_rows;
 
 /// Threads of a block that chooses experts.
 const ROUTE_THREADS: usize = 512;
-/// Blocks of `gemv_mma` for each multiprocessor.
-const GEMV_BLOCKS: usize = 2;
 
 impl Step<'_> {
     pub(super) fn matmul(&self, rows: usize, matmul: &Matmul) -> Result<()> {
@@ -27,8 +25,7 @@ impl Step<'_> {
         match shape.layout {
             PackedLayout::F32 => self.launch_f32(&parameters, shape.rows),
             PackedLayout::Mma(layout) => {
-                let has_wgmma = self.kernels.of(layout).gemm_wgmma.is_some();
-                if rows > gemv_rows(has_wgmma, matmul.experts, self.program.devices) {
+                if !self.is_gemv(rows, matmul, layout) {
                     return self.launch_gemm(&parameters, matmul, layout);
                 }
                 debug_assert!(!self.is_swizzled(matmul.input), "only GEMMs read swizzled inputs");
@@ -153,16 +150,14 @@ impl Step<'_> {
         (layout, shape): (MmaLayout, &Shape),
         is_gated: bool,
     ) -> Result<()> {
-        let (rows, tiles) = (matmul.rows as usize, matmul.tiles as usize);
+        let rows = matmul.rows as usize;
         // With experts, each (row, expert) pair is a matmul of its own.
         let (wide, pairs) = match matmul.experts_used {
             0 => (usize::from(rows > 8), 1),
             used => (0, rows * used as usize),
         };
-        let multiprocessors = self.device.processors as usize;
-        let work = tiles.div_ceil(shape.tiles_per_block());
-        let blocks = (GEMV_BLOCKS * multiprocessors).div_ceil(pairs);
-        let grid = [work.min(blocks), pairs, 1];
+        let blocks = self.gemv_blocks(matmul, layout, is_gated).div_ceil(pairs);
+        let grid = [gemv_work(matmul, shape).min(blocks), pairs, 1];
         let kernel = self.kernels.of(layout).gemv_mma[wide][usize::from(is_gated)];
         let rows_per_block = if matmul.experts_used == 0 { rows } else { 1 };
         // A single row of input is staged in shared memory, too.
