@@ -25,6 +25,7 @@ const SMALL_CHUNK: usize = 24;
 const WITHOUT: &str = "without rewrites";
 const ON_ONE: &str = "on one device";
 const CACHED: &str = "with cached experts";
+const TUNED: &str = "with measured launch shapes";
 
 /// Shares of the experts of a layer that have slots on the device: one expert, and half of them.
 const CACHED_SHARES: [f64; 2] = [0.0, 0.5];
@@ -59,6 +60,9 @@ pub(crate) struct Args {
     /// Only the suite's cases whose names contain this, by each type of keys and values
     #[arg(long)]
     case: Vec<String>,
+    /// Also compare with launch shapes that are measured, or read, in this folder
+    #[arg(long, value_name = "FOLDER", conflicts_with = "wgpu")]
+    tune: Option<PathBuf>,
     /// Model files whose single-row steps are compared with and without rewrites, and with one
     /// device.
     models: Vec<PathBuf>,
@@ -87,29 +91,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return check_many_rows(&args.device);
     }
     if !args.case.is_empty() {
-        return args.case.iter().try_for_each(|case| check_cases(&args.device, case));
+        return args.case.iter().try_for_each(|case| check_cases(args, case));
     }
     let prompts = if args.brief { &PROMPTS[..1] } else { &PROMPTS };
-    for path in &args.models {
-        let name = path.display();
-        let file = bodkin_model::open(path).with_context(|| name.to_string())?;
-        let plan = bodkin_model::plan(file.metadata(), file.tensors())?;
-        let has_experts = !plan.routed_layers().is_empty();
-        let open =
-            || Ok::<Cuda, anyhow::Error>(Cuda::open_all(&args.device)?.keeping(args.kv_type));
-        let fused = single_rows(&open()?, path, prompts)?;
-        let plain = single_rows(&open()?.fusing(false), path, prompts)?;
-        count_same(&name, WITHOUT, &fused, &plain)?;
-        if args.device.len() > 1 {
-            let one = Cuda::open(args.device[0])?.keeping(args.kv_type);
-            let one = single_rows(&one, path, prompts)?;
-            count_same(&name, ON_ONE, &fused, &one)?;
-        }
-        for share in CACHED_SHARES.into_iter().filter(|_| has_experts) {
-            let cached = open()?.with_expert_budget(ExpertBudget::Share(share));
-            count_same(&name, CACHED, &fused, &single_rows(&cached, path, prompts)?)?;
-        }
-    }
+    args.models.iter().try_for_each(|path| check_model(args, path, prompts))?;
     if args.brief {
         return Ok(());
     }
@@ -126,6 +111,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let cuda = Cuda::open_all(&args.device)?.with_expert_budget(ExpertBudget::Share(share));
         compare(&fused, &conformance::logits(&cuda)?, CACHED, &mut failures);
     }
+    if args.tune.is_some() {
+        let cuda = Cuda::open_all(&args.device)?.with_tuning(args.tune.clone());
+        compare(&fused, &conformance::logits(&cuda)?, TUNED, &mut failures);
+    }
     for kv_type in [KvType::F16, KvType::Q8_0] {
         let open = || Ok::<Cuda, anyhow::Error>(Cuda::open_all(&args.device)?.keeping(kv_type));
         let mut found = conformance::check(&open()?);
@@ -141,6 +130,32 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     failures.iter().for_each(|failure| println!("FAILED: {failure}"));
     ensure!(failures.is_empty(), "{} failures", failures.len());
     println!("conformance: {} cases, none failed", fused.len());
+    Ok(())
+}
+
+/// Compares the bits of a model's single-row steps.
+fn check_model(args: &Args, path: &Path, prompts: &[(usize, usize)]) -> Result<()> {
+    let name = path.display();
+    let file = bodkin_model::open(path).with_context(|| name.to_string())?;
+    let plan = bodkin_model::plan(file.metadata(), file.tensors())?;
+    let has_experts = !plan.routed_layers().is_empty();
+    let open = || Ok::<Cuda, anyhow::Error>(Cuda::open_all(&args.device)?.keeping(args.kv_type));
+    let fused = single_rows(&open()?, path, prompts)?;
+    let plain = single_rows(&open()?.fusing(false), path, prompts)?;
+    count_same(&name, WITHOUT, &fused, &plain)?;
+    if args.device.len() > 1 {
+        let one = Cuda::open(args.device[0])?.keeping(args.kv_type);
+        let one = single_rows(&one, path, prompts)?;
+        count_same(&name, ON_ONE, &fused, &one)?;
+    }
+    for share in CACHED_SHARES.into_iter().filter(|_| has_experts) {
+        let cached = open()?.with_expert_budget(ExpertBudget::Share(share));
+        count_same(&name, CACHED, &fused, &single_rows(&cached, path, prompts)?)?;
+    }
+    if args.tune.is_some() {
+        let tuned = open()?.with_tuning(args.tune.clone());
+        count_same(&name, TUNED, &fused, &single_rows(&tuned, path, prompts)?)?;
+    }
     Ok(())
 }
 
@@ -175,12 +190,12 @@ fn check_many_rows(device: &[usize]) -> Result<()> {
 }
 
 /// Checks some cases, and compares their bits with and without rewrites.
-fn check_cases(device: &[usize], case: &str) -> Result<()> {
+fn check_cases(args: &Args, case: &str) -> Result<()> {
     let mut failures = Vec::new();
     let mut count = 0;
     let is_chosen = |name: &str| name.contains(case);
     for kv_type in [KvType::Auto, KvType::F16, KvType::Q8_0] {
-        let open = || Ok::<Cuda, anyhow::Error>(Cuda::open_all(device)?.keeping(kv_type));
+        let open = || Ok::<Cuda, anyhow::Error>(Cuda::open_all(&args.device)?.keeping(kv_type));
         let mut found = conformance::check_named(&open()?, is_chosen);
         let fused = conformance::logits_named(&open()?, is_chosen)?;
         let plain = conformance::logits_named(&open()?.fusing(false), is_chosen)?;
@@ -190,6 +205,10 @@ fn check_cases(device: &[usize], case: &str) -> Result<()> {
         for share in CACHED_SHARES.into_iter().filter(|_| has_experts) {
             let cuda = open()?.with_expert_budget(ExpertBudget::Share(share));
             compare(&fused, &conformance::logits_named(&cuda, is_chosen)?, CACHED, &mut found);
+        }
+        if args.tune.is_some() {
+            let cuda = open()?.with_tuning(args.tune.clone());
+            compare(&fused, &conformance::logits_named(&cuda, is_chosen)?, TUNED, &mut found);
         }
         failures.extend(found.iter().map(|failure| format!("{}: {failure}", kv_type.name())));
         count += fused.len();
