@@ -39,6 +39,9 @@ pub(crate) struct Machine {
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     pub(crate) no_repack: bool,
+    /// Built-in launch shapes of CUDA matmuls: do not measure
+    #[arg(long)]
+    pub(crate) no_tune: bool,
     /// Sparse kernels: always, never or auto
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = sparse)]
     pub(crate) sparse: Sparse,
@@ -61,6 +64,7 @@ impl Machine {
             ctx_size: self.ctx_size,
             batch_size: self.batch_size,
             no_repack: self.no_repack,
+            no_tune: self.no_tune,
             sparse: self.sparse,
             activation_sparsity: self.activation_sparsity,
             kv_type: self.kv_type,

@@ -9,6 +9,7 @@ use crate::activation_sparsity::ActivationSparsity;
 use crate::error::{Error, Result};
 use crate::options::{Options, within};
 use crate::progress::Reporter;
+use crate::source::user_folder;
 
 /// The devices of this machine, one line each; for GPUs that cannot be used, why.
 pub fn device_lines() -> Vec<String> {
@@ -186,6 +187,9 @@ fn cuda(options: &Options, ordinals: &str) -> Result<Box<dyn Backend>> {
         })?,
     };
     let cuda = Cuda::open_all(&ordinals)?.keeping(options.kv_type);
+    // A user without a cache folder has built-in launch shapes.
+    let cache = if options.no_tune { None } else { user_folder().ok() };
+    let cuda = cuda.with_tuning(cache.map(|cache| cache.join("tuning")));
     let cuda = cuda.with_memory_limit(options.memory_bytes);
     Ok(Box::new(cuda.with_expert_budget(options.expert_budget)))
 }

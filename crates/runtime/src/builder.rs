@@ -80,6 +80,12 @@ impl Builder {
         self
     }
 
+    /// Uses the built-in launch shapes of a GPU's matmuls instead of measuring them.
+    pub fn no_tune(mut self) -> Builder {
+        self.options.no_tune = true;
+        self
+    }
+
     /// Sets whether weights of sparse formats are stored without their zeros.
     pub fn sparse(mut self, sparse: Sparse) -> Builder {
         self.options.sparse = sparse;

@@ -55,6 +55,9 @@ pub struct Options {
     pub memory_bytes: Option<u64>,
     /// Leave weights in the file's layout: less memory, slower.
     pub no_repack: bool,
+    /// Use the built-in launch shapes of a GPU's matmuls instead of measuring them at the first
+    /// load.
+    pub no_tune: bool,
     /// Whether weights of sparse formats are stored without their zeros.
     pub sparse: Sparse,
     /// Share of the inputs of down projections that is skipped, `0 <= x < 1`.
@@ -85,6 +88,7 @@ impl Default for Options {
             cache_dir_bytes: 10_000_000_000,
             memory_bytes: None,
             no_repack: false,
+            no_tune: false,
             sparse: Sparse::Auto,
             activation_sparsity: None,
             kv_type: KvType::Auto,

@@ -22,6 +22,7 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::progress::Reporter;
+pub(crate) use cache::user_folder;
 use cache::{Cache, Entry, entry_id};
 pub use intake::Check;
 use intake::{Pin, Staged, verify_file};

@@ -83,6 +83,9 @@ pub(crate) struct Args {
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     no_repack: bool,
+    /// Built-in launch shapes of CUDA matmuls: do not measure
+    #[arg(long)]
+    no_tune: bool,
     /// Sparse kernels: always, never or auto
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = arguments::sparse)]
     sparse: Sparse,
@@ -138,6 +141,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             ctx_size: None,
             batch_size: args.batch_size,
             no_repack: args.no_repack,
+            no_tune: args.no_tune,
             sparse: args.sparse,
             activation_sparsity: args.activation_sparsity,
             kv_type: args.kv_type,

@@ -97,6 +97,17 @@ impl Entry {
     }
 }
 
+/// What this user caches: `$BODKIN_CACHE`, or `bodkin` in the platform's cache folder.
+pub(crate) fn user_folder() -> Result<PathBuf> {
+    match std::env::var_os("BODKIN_CACHE").filter(|value| !value.is_empty()) {
+        Some(folder) => std::path::absolute(folder).map_err(Error::io("BODKIN_CACHE")),
+        None => match dirs::cache_dir() {
+            Some(folder) => Ok(folder.join("bodkin")),
+            None => Err(Error::mismatch("BODKIN_CACHE", "a folder", "none for this user")),
+        },
+    }
+}
+
 /// The folder of all entries.
 pub(crate) struct Cache<'a> {
     pub(super) folder: PathBuf,
@@ -104,15 +115,9 @@ pub(crate) struct Cache<'a> {
 }
 
 impl<'a> Cache<'a> {
-    /// The cache of this user: `$BODKIN_CACHE`, or `bodkin` in the platform's cache folder.
+    /// The cache of this user.
     pub(crate) fn of_user(reporter: &'a Reporter) -> Result<Cache<'a>> {
-        let root = match std::env::var_os("BODKIN_CACHE").filter(|value| !value.is_empty()) {
-            Some(folder) => std::path::absolute(folder).map_err(Error::io("BODKIN_CACHE"))?,
-            None => dirs::cache_dir()
-                .ok_or_else(|| Error::mismatch("BODKIN_CACHE", "a folder", "none for this user"))?
-                .join("bodkin"),
-        };
-        Ok(Cache { folder: root.join("models"), reporter })
+        Ok(Cache { folder: user_folder()?.join("models"), reporter })
     }
 
     /// The entry `id`, if it is there; an error if it is there but damaged or not the pinned one.
