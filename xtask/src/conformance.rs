@@ -61,7 +61,7 @@ pub(crate) struct Args {
     #[arg(long)]
     case: Vec<String>,
     /// Also compare with launch shapes that are measured, or read, in this folder
-    #[arg(long, value_name = "FOLDER", conflicts_with = "wgpu")]
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["wgpu", "chunks", "stalls"])]
     tune: Option<PathBuf>,
     /// Model files whose single-row steps are compared with and without rewrites, and with one
     /// device.
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return args.models.iter().try_for_each(|path| check_chunks(args, path));
     }
     if args.many_rows {
-        return check_many_rows(&args.device);
+        return check_many_rows(args);
     }
     if !args.case.is_empty() {
         return args.case.iter().try_for_each(|case| check_cases(args, case));
@@ -182,8 +182,9 @@ fn check_wgpu(names: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn check_many_rows(device: &[usize]) -> Result<()> {
-    let failures = conformance::check_many_rows(&Cuda::open_all(device)?);
+fn check_many_rows(args: &Args) -> Result<()> {
+    let cuda = Cuda::open_all(&args.device)?.with_tuning(args.tune.clone());
+    let failures = conformance::check_many_rows(&cuda);
     ensure!(failures.is_empty(), "{}", failures.join("\n"));
     println!("conformance: multi-step decode of many rows, none failed");
     Ok(())

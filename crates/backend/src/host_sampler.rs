@@ -5,7 +5,7 @@ use bodkin_model::Plan;
 use crate::candidates::Candidates;
 use crate::check::{Limits, StepCheck};
 use crate::observe::reborrow;
-use crate::parallel::for_each_row;
+use crate::parallel::{MAX_ROW_THREADS, for_each_row};
 use crate::step::{OutputRequest, Sink, Step, StepOutput};
 use crate::{Batch, Observer, ReferenceSampler, Result, are_samplable};
 
@@ -23,15 +23,16 @@ pub struct HostSampler {
     logits: Vec<f32>,
     tokens: Vec<Option<u32>>,
     rows: Vec<RowSampler>,
+    /// Scratch of each thread.
+    candidates: [Candidates; MAX_ROW_THREADS],
     /// The second and later steps of multi-step decode.
     next: Batch,
 }
 
-/// Samples one row after the other of a sequence.
+/// Samples the row of one request, step after step.
 #[derive(Clone, Default)]
 struct RowSampler {
     sampler: ReferenceSampler,
-    candidates: Candidates,
     token: Option<u32>,
 }
 
@@ -98,9 +99,10 @@ impl HostSampler {
             self.tokens.clear();
             return logits.len();
         }
-        for_each_row(rows, logits, |i, row, logits| {
+        let scratch = &mut self.candidates;
+        for_each_row(rows, (&mut *logits, width), scratch, |i, row, logits, candidates| {
             if let OutputRequest::Token(params) = requests[i] {
-                let RowSampler { sampler, candidates, token } = row;
+                let RowSampler { sampler, token } = row;
                 *token = are_samplable(logits).then(|| sampler.sample(params, logits, candidates));
             }
         });

@@ -22,6 +22,7 @@ mod stats;
 mod step;
 mod timeline;
 mod transfer;
+pub mod tuning_file;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use check::{Limits, StepCheck};
@@ -33,7 +34,7 @@ pub use kv::KvType;
 pub use layer_split::LayerSplit;
 pub use mock::Mock;
 pub use observe::{InputRow, Matmul, Observer};
-pub use parallel::for_each_row;
+pub use parallel::{MAX_ROW_THREADS, for_each_row};
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, are_samplable, argmax};
 pub use stats::{
     ExpertCacheStats, ExpertPart, ExpertStats, ExpertTimes, ModelStats, StageProfile, WeightLayout,

@@ -44,7 +44,7 @@ macro_rules! modules {
                 } else {
                     include_bytes!(concat!("../kernels/built/", stringify!($name), ".ptx.gz"))
                 };
-                // FNV-1a, with words in the place of bytes.
+                // As FNV-1a does with bytes.
                 all = (all ^ checksum(file)).wrapping_mul(0x100_0000_01b3);
                 let $name = thread::spawn(move || decompress(file));)*
                 Ok(Modules {

@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use bodkin_backend::{
     Backend, DeviceInfo, DeviceKind, Error, ExpertBudget, KvType, Limits, Memory, Model, Progress,
-    Result, StoredFormat,
+    Result, StoredFormat, tuning_file,
 };
 use bodkin_gguf::File;
 use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
@@ -159,14 +159,15 @@ impl Cuda {
     fn tune(&self, model: &CudaModel) -> Tuning {
         let Some(folder) = &self.tuning else { return Tuning::default() };
         let (device, kernels) = &self.devices[0];
-        let name = tuning::file_name(&device.name, &device.driver_version, kernels.checksum());
-        let path = folder.join(name);
-        let known = Tuning::read(&path);
+        let driver = format!("cuda{}", device.driver_version);
+        let path = tuning_file::path(folder, &device.name, &driver, kernels.checksum());
+        let known = Tuning::parse(&tuning_file::read(&path));
         let mut tuning = known.clone();
-        // A device that is lost says so in the first step.
+        // Where there is no memory for its graphs, the other launch shapes are built in. A device
+        // that is lost says so in the first step.
         let _ = model.tune(&mut tuning);
         if tuning != known {
-            tuning.write(&path);
+            tuning_file::write(&path, &tuning.text());
         }
         tuning
     }

@@ -407,7 +407,7 @@ impl Model for CudaModel {
     }
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
-        let result = if self.samples_on_device(&step) {
+        let result = if self.needs_no_host_sampler(&step) {
             let launch = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
                 parts.iter_mut().try_for_each(|part| part.launch_stages(batch, end_of_step))
             };

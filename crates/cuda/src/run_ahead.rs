@@ -1,5 +1,6 @@
-//! Steps whose tokens the device samples. In multi-step decode the last kernel of a step writes the
-//! tokens of the next one, which is launched before the host has seen them: it runs ahead.
+//! Steps of which nothing is sampled on the host. In multi-step decode the last kernel of a step
+//! writes the tokens of the next one, which is launched before the host has seen them: it runs
+//! ahead.
 
 use std::collections::VecDeque;
 
@@ -17,7 +18,7 @@ pub(crate) type LaunchStep<'a> = &'a mut dyn FnMut(&mut [CudaModel], &Batch, Ste
 impl CudaModel {
     /// Whether nothing of a step is sampled on the host: the kernels can sample the tokens that it
     /// asks for.
-    pub(crate) fn samples_on_device(&self, step: &backend::Step<'_>) -> bool {
+    pub(crate) fn needs_no_host_sampler(&self, step: &backend::Step<'_>) -> bool {
         let can_sample = |params: &SamplingParams| sampling::is_possible(params, step.steps);
         step.observer.is_none()
             && !self.is_profiled()
@@ -116,6 +117,9 @@ impl CudaModel {
     fn receive_rows(&mut self, batch: &Batch, rows: &[OutputRequest<'_>]) -> Result<()> {
         let from = self.output_address(batch);
         let width = self.plan.output_width();
+        if rows.is_empty() {
+            return Ok(());
+        }
         if token_rows(rows).next().is_none() {
             let received = &mut self.logits_staging.slice_mut()[..rows.len() * width];
             // SAFETY: the output has a row of logits for each output row, and the caller waits.

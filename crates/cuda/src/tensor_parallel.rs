@@ -207,8 +207,8 @@ impl Model for TensorParallel {
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
         // A poisoned lock guards nothing.
         let _alone = STEPS.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_sampled = matches!(self.exchange, Exchange::Stores);
-        let result = if is_sampled && self.parts[0].samples_on_device(&step) {
+        let are_connected = matches!(self.exchange, Exchange::Stores);
+        let result = if are_connected && self.parts[0].needs_no_host_sampler(&step) {
             let TensorParallel { parts, exchange, .. } = self;
             let launch = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
                 exchange.launch(parts, batch, end_of_step, None)

@@ -1,10 +1,7 @@
-//! The measured launch shapes of matmuls, and the text file that keeps them. A shape is one that
-//! the host could choose itself: the file decides how fast a matmul is, but never its bits.
+//! The measured launch shapes of matmuls, and their text in a file. A shape is one that the host
+//! could choose itself: the file decides how fast a matmul is, but never its bits.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
-use std::io::Read;
-use std::path::Path;
 
 use crate::packed::MmaLayout;
 use crate::parameters as p;
@@ -13,8 +10,6 @@ use crate::parameters as p;
 const MAX_ROWS: usize = 512;
 /// Rows that are measured, each for those from the one before it on.
 const ROWS: [usize; 16] = [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, MAX_ROWS];
-/// Larger files are not read.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// What decides how long a matmul without experts takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,27 +93,7 @@ impl Tuning {
         }
     }
 
-    /// Reads a file. One that cannot be read, or is too large, has no launch shapes.
-    pub(crate) fn read(path: &Path) -> Tuning {
-        let mut text = String::new();
-        let file = File::open(path).map(|file| file.take(MAX_FILE_BYTES + 1));
-        match file.and_then(|mut file| file.read_to_string(&mut text)) {
-            Ok(bytes) if bytes as u64 <= MAX_FILE_BYTES => Tuning::parse(&text),
-            _ => Tuning::default(),
-        }
-    }
-
-    /// Writes a file in one rename. Without it the next load measures again, so it may fail.
-    pub(crate) fn write(&self, path: &Path) {
-        let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-        let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
-        let written = folder.and_then(|()| fs::write(&temporary, self.text()));
-        if written.and_then(|()| fs::rename(&temporary, path)).is_err() {
-            let _ = fs::remove_file(&temporary);
-        }
-    }
-
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let gemm = |(shape, gemm): (&MatmulShape, &GemmShape)| (*shape, LaunchShape::Gemm(*gemm));
         let gemv = |(shape, blocks): (&MatmulShape, &usize)| (*shape, LaunchShape::Gemv(*blocks));
         let all = self.gemms.iter().map(gemm).chain(self.gemvs.iter().map(gemv));
@@ -128,7 +103,7 @@ impl Tuning {
     }
 
     /// Lines that are not a launch shape are left out.
-    fn parse(text: &str) -> Tuning {
+    pub(crate) fn parse(text: &str) -> Tuning {
         let mut tuning = Tuning::default();
         for (shape, launch) in text.lines().filter_map(parse_line) {
             tuning.insert(shape, launch);
@@ -177,13 +152,6 @@ fn parse_line(line: &str) -> Option<(MatmulShape, LaunchShape)> {
     Some((MatmulShape { layout, is_gated, tiles, chunks, slices, rows }, launch))
 }
 
-/// The name of the file of a device, a driver and compiled kernels.
-pub(crate) fn file_name(device: &str, driver: &str, kernels: u64) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
-    let device: String = device.chars().map(plain).collect();
-    format!("{device}-cuda{driver}-{kernels:016x}.txt")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -229,26 +197,16 @@ mod tests {
     }
 
     #[test]
-    fn files_hold_every_launch_shape() {
-        let folder = std::env::temp_dir().join(format!("bodkin-tuning-{}", std::process::id()));
-        let path = folder.join("tuning").join(file_name("NVIDIA H200", "12.4", 7));
+    fn text_holds_every_launch_shape() {
         let gemm = GemmShape { width: 64, slices: 2 };
         let mut tuning = Tuning::of(shape(32), LaunchShape::Gemm(gemm));
         tuning.insert(shape(8), LaunchShape::Gemv(3));
         tuning.insert(shape(32), LaunchShape::Gemv(1));
-        tuning.write(&path);
-        assert_eq!(Tuning::read(&path), tuning);
+        let text = tuning.text();
+        assert!(text.starts_with("u4 gated tiles 1792 chunks 64 slices 4 rows 32: gemm 64 2\n"));
+        assert_eq!(Tuning::parse(&text), tuning);
         assert_eq!((tuning.gemm(&shape(20)), tuning.gemv(&shape(20))), (Some(gemm), Some(1)));
         assert!(!tuning.has(&shape(8), LaunchShape::Gemm(gemm)));
-        let text = fs::read_to_string(&path).expect("written just now");
-        let line = "u4 gated tiles 1792 chunks 64 slices 4 rows 32: gemm 64 2\n";
-        assert!(text.starts_with(line), "{text}");
-        let names: Vec<_> = fs::read_dir(path.parent().expect("a folder")).expect("it").collect();
-        assert_eq!(names.len(), 1, "{names:?}");
-        fs::write(&path, line.repeat(20_000)).expect("a file");
-        assert_eq!(Tuning::read(&path), Tuning::default(), "too large");
-        fs::remove_dir_all(&folder).expect("a folder");
-        assert_eq!(Tuning::read(&path), Tuning::default());
     }
 
     #[test]
@@ -273,11 +231,5 @@ mod tests {
         }
         let text = format!("{}\n{good}", wrong.join("\n"));
         assert_eq!(Tuning::parse(&text), Tuning::of(shape(8), LaunchShape::Gemv(3)));
-    }
-
-    #[test]
-    fn names_of_files_are_plain() {
-        let name = file_name("NVIDIA A100/80GB ..\\x", "12.4", 0xab);
-        assert_eq!(name, "NVIDIA-A100-80GB----x-cuda12.4-00000000000000ab.txt");
     }
 }

@@ -1,6 +1,6 @@
 //! What the engine computes from rows of logits by itself: sampled tokens, and log-probabilities.
 
-use bodkin_backend::{are_samplable, for_each_row};
+use bodkin_backend::{MAX_ROW_THREADS, are_samplable, for_each_row};
 
 use crate::client::{Client, RowToken};
 use crate::logprobs::logprobs;
@@ -20,8 +20,11 @@ enum Row<'a> {
 pub(crate) fn tokens<'a>(
     tasks: &mut [Task<Box<Client>>],
     outputs: impl Iterator<Item = &'a OutputRow>,
-    logits: &mut [f32],
+    (logits, width): (&mut [f32], usize),
 ) -> Vec<Option<RowToken>> {
+    if logits.is_empty() {
+        return Vec::new();
+    }
     let known = |tasks: &[Task<Box<Client>>], row: &OutputRow| {
         let task = &tasks[row.task];
         (row.next < task.prompt).then(|| (task.tokens[row.next], task.owner.prompt_logprobs()))
@@ -34,7 +37,8 @@ pub(crate) fn tokens<'a>(
         None => (Row::Sampled(client(task)), None),
     };
     let mut rows: Vec<(Row<'_>, Option<RowToken>)> = rows.into_iter().map(row).collect();
-    for_each_row(&mut rows, logits, |_, (row, token), logits| {
+    let threads = &mut [(); MAX_ROW_THREADS];
+    for_each_row(&mut rows, (logits, width), threads, |_, (row, token), logits, ()| {
         *token = match row {
             Row::Sampled(client) => client.sample(logits),
             Row::Prompt { id, top } => {

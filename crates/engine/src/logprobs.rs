@@ -112,6 +112,13 @@ mod tests {
         let all = logprobs(&logits, 0, 9).top;
         assert_eq!(all.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [1, 3, 2, 0]);
         assert_eq!(logprobs(&[f32::NEG_INFINITY, 3.0], 1, 0).sampled, 0.0);
+        // Over several blocks, with equal ones.
+        let many: Vec<f32> = (0..333).map(|i| (i * 37 % 50) as f32).collect();
+        let mut ids: Vec<u32> = (0..333).collect();
+        ids.sort_by(|&a, &b| many[b as usize].total_cmp(&many[a as usize]).then(a.cmp(&b)));
+        for count in [0, 1, 20, 64, 100, 333, 400] {
+            assert_eq!(most_probable(&many, count), ids[..count.min(333)], "{count}");
+        }
         // Of equal ones, the first.
         assert_eq!(most_probable(&[1.0, 2.0, 2.0, 1.0, 2.0], 4), [1, 2, 4, 0]);
     }

@@ -392,6 +392,7 @@ impl Worker {
             None => OutputRequest::Logits,
         });
         let rows: Vec<OutputRequest<'_>> = rows.collect();
+        let width = model.plan().output_width();
         let call = Step { batch: &step.batch, requests: &rows, steps: step.steps, observer: None };
         status.begin_step();
         model.step(call, &mut |output| {
@@ -408,7 +409,8 @@ impl Worker {
             let asked = rows.iter().zip(&step.outputs);
             let asked = asked.filter(|(row, _)| **row == OutputRequest::Logits);
             let outputs = asked.map(|(_, output)| output);
-            let computed = logits_rows::tokens(scheduler.running(), outputs, output.logits);
+            let logits = (output.logits, width);
+            let computed = logits_rows::tokens(scheduler.running(), outputs, logits);
             let mut computed = computed.into_iter();
             for (row, &OutputRow { task: index, next }) in rows.iter().zip(&step.outputs) {
                 let task = &mut scheduler.running()[index];

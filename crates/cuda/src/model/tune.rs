@@ -7,13 +7,14 @@ use bodkin_backend::Result;
 use super::CudaModel;
 use crate::driver::Graph;
 use crate::lower::{Stage, Work};
+use crate::persistent::Persistent;
 use crate::step::{Size, Step};
 use crate::tuning::{LaunchShape, MatmulShape, Tuning, measured_rows};
 
 /// The time for all measurements of a load; the next load makes those that are missing.
 const TIME_LIMIT: Duration = Duration::from_secs(2);
 /// Bytes of weights that a measurement reads, so that they come from memory and not from a cache,
-/// and the most matmuls that it runs for that.
+/// and the most matmuls that it runs for that: small weights may come from a cache.
 const MEASURED_BYTES: usize = 128 << 20;
 const MEASURED_MATMULS: usize = 32;
 /// Interleaved runs of each launch shape, of which the fastest counts.
@@ -35,7 +36,10 @@ impl CudaModel {
         self.device.make_current()?;
         let end = Instant::now() + TIME_LIMIT;
         // The persistent kernel divides matmuls of one row itself.
-        let has_persistent = self.sizes.persistent.is_some() && self.kernels.persistent.is_some();
+        let blocks = self.device.processors as usize;
+        let fits = |persistent: &Persistent| persistent.fits(blocks, &self.plan, &self.program);
+        let has_persistent =
+            self.kernels.persistent.is_some() && self.sizes.persistent.as_ref().is_some_and(fits);
         let first = if has_persistent { 2 } else { 1 };
         for rows in measured_rows(self.limits.tokens).filter(|&rows| rows >= first) {
             for candidates in self.candidates(rows, tuning) {
@@ -53,6 +57,10 @@ impl CudaModel {
         let step = self.decode_step(rows, &self.tuning);
         let mut all: Vec<Candidates<'_>> = Vec::new();
         for stage in &self.program.stages {
+            // Fewer rows of outputs would be taken for this number.
+            if step.rows(stage.rows) != rows {
+                continue;
+            }
             let Some((shape, launches)) = step.launch_shapes(stage) else { continue };
             match all.iter_mut().find(|candidates| candidates.shape == shape) {
                 Some(candidates) => candidates.stages.push(stage),
