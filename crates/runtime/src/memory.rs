@@ -5,7 +5,7 @@ use bodkin_model::Plan;
 
 /// The share of free memory that checkpoints may take beside one for each request.
 const CHECKPOINT_SHARE: u64 = 8;
-/// Slots that they may have for each that requests need.
+/// The most of them, as a multiple of the slots that requests need.
 const MORE_CHECKPOINTS: usize = 3;
 /// The most bytes of a layer's state slots with them: every GPU can bind as much.
 const MOST_SLOT_BYTES: usize = 128 << 20;
@@ -33,10 +33,16 @@ pub(crate) fn more_checkpoints(
     free: u64,
 ) -> usize {
     let layers = plan.states.iter().map(|state| size_of::<f32>() * state.elements());
-    let bindable = MOST_SLOT_BYTES / layers.max().unwrap_or(0).max(1);
-    let affordable = free / CHECKPOINT_SHARE / recurrent_bytes(plan, backend).max(1);
-    let more =
-        bindable.saturating_sub(limits.state_slots).min(MORE_CHECKPOINTS * limits.state_slots);
+    let layer_bytes = layers.max().unwrap_or(0);
+    more_slots(limits.state_slots, layer_bytes, recurrent_bytes(plan, backend), free)
+}
+
+/// The same from the slots that requests need, and the bytes of a slot in the largest layer and in
+/// all of them.
+fn more_slots(needed: usize, layer_bytes: usize, slot_bytes: u64, free: u64) -> usize {
+    let bindable = (MOST_SLOT_BYTES / layer_bytes.max(1)).saturating_sub(needed);
+    let affordable = free / CHECKPOINT_SHARE / slot_bytes.max(1);
+    let more = bindable.min(MORE_CHECKPOINTS * needed);
     more.min(usize::try_from(affordable).unwrap_or(usize::MAX))
 }
 
@@ -78,6 +84,18 @@ pub fn human_bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn checkpoints_take_a_share_of_free_memory() {
+        let (layer, slot) = (1 << 20, 20 << 20);
+        assert_eq!(more_slots(2, layer, slot, u64::MAX), 6);
+        assert_eq!(more_slots(2, layer, slot, 5 * CHECKPOINT_SHARE * slot), 5);
+        assert_eq!(more_slots(2, layer, slot, 0), 0);
+        // 128 MiB of a layer.
+        assert_eq!(more_slots(100, layer, slot, u64::MAX), 28);
+        assert_eq!(more_slots(200, layer, slot, u64::MAX), 0);
+        assert_eq!(more_slots(0, 0, 0, u64::MAX), 0, "no states");
+    }
 
     #[test]
     fn larger_steps_leave_slots_for_decode() {

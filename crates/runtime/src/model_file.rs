@@ -328,10 +328,13 @@ impl ModelFile {
         let sizes = with_steps(self.step_tokens(options, backend, limits)?);
         let limits = sizes.limits(&self.plan);
         let memory = self.memory(backend, &limits);
-        let free = self.available_memory(backend).saturating_sub(total_bytes(&memory));
-        let more_checkpoints = match memory.expert_slots {
-            Some(_) => 0,
-            None => more_checkpoints(&self.plan, backend, &limits, free),
+        let available = self.available_memory(backend);
+        let free = available.saturating_sub(total_bytes(&memory));
+        // Of a model on two devices, one may have no room; what is free may be unknown.
+        let has_room = memory.expert_slots.is_none() && options.gpu_layers.is_none();
+        let more_checkpoints = match has_room && available < u64::MAX {
+            true => more_checkpoints(&self.plan, backend, &limits, free),
+            false => 0,
         };
         let sizes = EngineOptions { more_checkpoints, ..sizes };
         let chosen = format!("context of {context} tokens, batches of {}", sizes.step_tokens);
