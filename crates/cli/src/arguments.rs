@@ -39,7 +39,7 @@ pub(crate) struct Machine {
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     pub(crate) no_repack: bool,
-    /// Built-in launch shapes of CUDA matmuls: do not measure
+    /// Built-in launch shapes of a GPU's matmuls: do not measure
     #[arg(long)]
     pub(crate) no_tune: bool,
     /// Sparse kernels: always, never or auto

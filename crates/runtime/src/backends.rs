@@ -1,5 +1,7 @@
 //! The only list of backends.
 
+use std::path::PathBuf;
+
 use bodkin_backend::{Backend, ExpertBudget, LayerSplit, Mock};
 use bodkin_cpu::{Cpu, MAX_THREADS, Sparse};
 use bodkin_cuda::Cuda;
@@ -187,9 +189,7 @@ fn cuda(options: &Options, ordinals: &str) -> Result<Box<dyn Backend>> {
         })?,
     };
     let cuda = Cuda::open_all(&ordinals)?.keeping(options.kv_type);
-    // A user without a cache folder has built-in launch shapes.
-    let cache = if options.no_tune { None } else { user_folder().ok() };
-    let cuda = cuda.with_tuning(cache.map(|cache| cache.join("tuning")));
+    let cuda = cuda.with_tuning(tuning_folder(options));
     let cuda = cuda.with_memory_limit(options.memory_bytes);
     Ok(Box::new(cuda.with_expert_budget(options.expert_budget)))
 }
@@ -211,9 +211,19 @@ fn wgpu(options: &Options, number: &str, reporter: &Reporter) -> Result<Box<dyn 
     Ok(limited(wgpu, options))
 }
 
+/// The folder of what is measured of GPUs; none for built-in launch shapes, which a user without a
+/// cache folder has, too.
+fn tuning_folder(options: &Options) -> Option<PathBuf> {
+    let cache = if options.no_tune { None } else { user_folder().ok() };
+    cache.map(|cache| cache.join("tuning"))
+}
+
 /// The GPU, with the memory and the type of the KV cache that `options` allow.
 fn limited(wgpu: Wgpu, options: &Options) -> Box<dyn Backend> {
     let wgpu = wgpu.with_host_memory(bodkin_cpu::available_memory);
+    // Software would take longer to compile what is measured than it could gain.
+    let tuning = tuning_folder(options).filter(|_| !wgpu.is_software());
+    let wgpu = wgpu.with_tuning(tuning);
     Box::new(wgpu.keeping(options.kv_type).with_memory_limit(options.memory_bytes))
 }
 

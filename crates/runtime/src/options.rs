@@ -55,8 +55,8 @@ pub struct Options {
     pub memory_bytes: Option<u64>,
     /// Leave weights in the file's layout: less memory, slower.
     pub no_repack: bool,
-    /// Use the built-in launch shapes of a GPU's matmuls instead of measuring them at the first
-    /// load.
+    /// Use the built-in launch shapes of a GPU's matmuls instead of measuring them when a model is
+    /// loaded.
     pub no_tune: bool,
     /// Whether weights of sparse formats are stored without their zeros.
     pub sparse: Sparse,

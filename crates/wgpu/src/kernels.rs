@@ -4,8 +4,8 @@
 mod tests;
 
 use crate::layout::{LARGEST_SCALE, Layout, word_vectors};
-use crate::lower::{EXPERT_ROWS, GemvShape, gemv_shape, result_rows, weight_tile};
-use crate::program::{Activations, Epilogue, Inputs, Kernel, KvDtype, Matmul};
+use crate::lower::{EXPERT_ROWS, result_rows, weight_tile};
+use crate::program::{Activations, Epilogue, GemvShape, Inputs, Kernel, KvDtype, Matmul};
 use crate::unroll::unrolled;
 
 /// The shaders of a weight in a layout.
@@ -102,11 +102,28 @@ fn text(parts: &[&str], constants: &[(&str, usize)]) -> String {
 
 /// Parts of sums of all threads of a GEMV that are in shared memory at once.
 const MOST_PARTS: usize = 2048;
+/// The most threads of a workgroup of a GEMV.
+const MOST_THREADS: usize = 256;
 
-fn gemv(m: Matmul, tokens: usize, activations: Activations) -> String {
-    let GemvShape { threads, teams, rows } = gemv_shape(m.layout, tokens);
-    // The parts of the sums of a round take at most 9 KB of shared memory.
-    let rounds = (threads * teams * rows * tokens).div_ceil(MOST_PARTS);
+impl GemvShape {
+    /// Rounds in which its sums are added. Their parts take at most 9 KB of shared memory.
+    fn rounds(&self) -> usize {
+        (self.threads * self.teams * self.rows * self.tokens).div_ceil(MOST_PARTS)
+    }
+
+    /// Whether there is a kernel for it: a thread finishes two rows at most.
+    pub(crate) fn is_possible(&self) -> bool {
+        let GemvShape { tokens, threads, teams, rows } = *self;
+        let sums = teams * rows * tokens;
+        threads * teams <= MOST_THREADS
+            && rows.is_power_of_two()
+            && rows >= self.rounds().max(2)
+            && sums / 2 <= threads * teams
+    }
+}
+
+fn gemv(m: Matmul, shape: GemvShape, activations: Activations) -> String {
+    let (GemvShape { tokens, threads, teams, rows }, rounds) = (shape, shape.rounds());
     let constants = [
         ("QUADS", m.layout.chunk_quads()),
         ("WORD_VECTORS", word_vectors(m.layout.chunk_quads())),
@@ -254,7 +271,7 @@ impl Kernel {
                 let constants = [("QUADS", layout.chunk_quads())];
                 text(&[&weights(layout), include_str!("../shaders/embed.wgsl")], &constants)
             }
-            Kernel::Gemv(m, tokens) => gemv(m, tokens, activations),
+            Kernel::Gemv(m, shape) => gemv(m, shape, activations),
             Kernel::Gemm(m, tile) => gemm(m, tile),
             Kernel::Halves(inputs) => halves(inputs),
             Kernel::ExpertPermutation => {

@@ -18,11 +18,13 @@ mod model;
 mod observe;
 mod program;
 mod timestamps;
+mod tuning;
 mod unroll;
 #[cfg(not(target_vendor = "apple"))]
 mod vulkan;
 mod weights;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use bodkin_backend::{
@@ -41,6 +43,8 @@ pub struct Wgpu {
     memory_limit: Option<u64>,
     host_memory: Option<fn() -> Option<u64>>,
     fuse: bool,
+    /// The folder of measured shapes.
+    tuning: Option<PathBuf>,
 }
 
 /// The adapters of this machine, one line each, in the order of their numbers.
@@ -81,7 +85,14 @@ impl Wgpu {
 
     fn new(adapter: wgpu::Adapter) -> Result<Wgpu> {
         let gpu = Arc::new(Gpu::open(adapter)?);
-        Ok(Wgpu { gpu, kv_type: KvType::Auto, memory_limit: None, host_memory: None, fuse: true })
+        Ok(Wgpu {
+            gpu,
+            kv_type: KvType::Auto,
+            memory_limit: None,
+            host_memory: None,
+            fuse: true,
+            tuning: None,
+        })
     }
 
     /// Whether the adapter is a program of the CPU, such as Mesa's lavapipe.
@@ -106,6 +117,13 @@ impl Wgpu {
     #[must_use]
     pub fn with_memory_limit(self, memory_limit: Option<u64>) -> Wgpu {
         Wgpu { memory_limit, ..self }
+    }
+
+    /// With shapes of kernels that are measured when a model is loaded, and kept in this folder.
+    /// Without one they are built in: the results are the same.
+    #[must_use]
+    pub fn with_tuning(self, tuning: Option<PathBuf>) -> Wgpu {
+        Wgpu { tuning, ..self }
     }
 
     /// With or without operations that run together, for comparison: the results are the same.
@@ -161,7 +179,7 @@ impl Backend for Wgpu {
         limits: &Limits,
         progress: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
-        let how = (self.kv_type, self.fuse);
+        let how = (self.kv_type, self.fuse, self.tuning.as_deref());
         let model = model::WgpuModel::load(&self.gpu, plan, file, limits, how, progress)?;
         Ok(Box::new(model))
     }

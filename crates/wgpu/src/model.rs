@@ -3,6 +3,7 @@
 mod greedy;
 mod profile;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,6 +23,7 @@ use crate::lower::{Stage, all_split_elements, lower, stacks, stages, tile_words}
 use crate::observe::Observed;
 use crate::program::{ARGMAX_DISPATCHES, BufferId, Depth, Program};
 use crate::timestamps::Timestamps;
+use crate::tuning;
 use crate::weights;
 
 /// A plan on a GPU.
@@ -96,14 +98,14 @@ impl WgpuModel {
         plan: Arc<Plan>,
         file: &Arc<File>,
         limits: &Limits,
-        (kv_type, fuse): (backend::KvType, bool),
+        (kv_type, fuse, tuning): (backend::KvType, bool, Option<&Path>),
         progress: backend::Progress<'_>,
     ) -> Result<WgpuModel> {
         let dtypes = kv::dtypes(&plan, kv_type);
         let most_bytes = gpu.limits.max_storage_buffer_binding_size;
         let stages = stages(&plan, most_bytes, fuse);
         let matrices = weights::matrices(&plan, &stacks(&plan, &stages), most_bytes);
-        let program = lower(&plan, &stages, limits, &matrices, &dtypes, gpu.arithmetic)?;
+        let mut program = lower(&plan, &stages, limits, &matrices, &dtypes, gpu.arithmetic)?;
         let buffers = Buffers::new(gpu, &plan, &program, limits, &dtypes)?;
         let loaded = weights::load(gpu, &plan, file, &matrices, progress)?;
         let vector = |id: WeightId| weights::values(file, plan.weight(id));
@@ -118,12 +120,15 @@ impl WgpuModel {
             BufferId::Concatenated(ids) => weights::concatenated(gpu, &plan, file, ids),
             id => Ok(buffers.get(id).clone()),
         };
-        gpu.compile_all(program.dispatches.iter().map(|dispatch| dispatch.kernel));
         let params = dispatch::params(gpu, &program)?;
+        let batch = batch_buffer(gpu, 1 << 12)?;
+        if let Some(folder) = tuning {
+            tuning::tune(gpu, folder, (&mut program, limits), &params, &batch, &find)?;
+        }
+        gpu.compile_all(program.dispatches.iter().map(|dispatch| dispatch.kernel));
         let ready = program.dispatches.iter().enumerate();
         let ready = ready.map(|(i, dispatch)| dispatch::ready(gpu, dispatch, (&params, i), &find));
         let ready = ready.collect::<Result<Vec<_>>>()?;
-        let batch = batch_buffer(gpu, 1 << 12)?;
         gpu.run(None)?;
         Ok(WgpuModel {
             logits: gpu.staging(4 * (limits.outputs * plan.output_width()) as u64),

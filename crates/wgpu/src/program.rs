@@ -36,8 +36,8 @@ impl KvDtype {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Embed(Layout),
-    /// Matmuls of few rows, with the number of rows of a workgroup.
-    Gemv(Matmul, usize),
+    /// Matmuls of few rows.
+    Gemv(Matmul, GemvShape),
     /// Matmuls of many rows, with the number of rows of a workgroup: 64 or 128.
     Gemm(Matmul, usize),
     /// Sorts prompts' pairs of rows and experts by expert.
@@ -125,6 +125,26 @@ pub(crate) struct Matmul {
     pub(crate) layout: Layout,
     pub(crate) inputs: Inputs,
     pub(crate) epilogue: Epilogue,
+}
+
+/// How a workgroup of the GEMV divides its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct GemvShape {
+    /// Rows of the step.
+    pub(crate) tokens: usize,
+    /// Threads of a team. They decide the order of sums: they are the same for any number of rows.
+    pub(crate) threads: usize,
+    /// Teams, which have rows of their own and read the same input rows.
+    pub(crate) teams: usize,
+    /// Rows of the weight of a team.
+    pub(crate) rows: usize,
+}
+
+impl GemvShape {
+    /// Workgroups for this many rows of the weight.
+    pub(crate) fn groups(&self, rows: usize) -> usize {
+        rows.div_ceil(self.teams * self.rows)
+    }
 }
 
 /// How an adapter multiplies.

@@ -8,7 +8,8 @@ use sha2::{Digest, Sha256};
 
 use super::*;
 use crate::adapters::COOPERATIVE_SHARED_BYTES;
-use crate::lower::GEMV_TOKENS;
+use crate::lower::{GEMV_TOKENS, gemv_shape};
+use crate::tuning::candidates;
 
 const EPILOGUES: [Epilogue; 3] = [Epilogue::One, Epilogue::Three, Epilogue::Gate];
 const EXPERT_EPILOGUES: [Epilogue; 2] = [Epilogue::Experts, Epilogue::ExpertGate];
@@ -70,9 +71,9 @@ fn all() -> Vec<Kernel> {
             let matmul = |epilogue| Matmul { layout, inputs, epilogue };
             let of = |m| {
                 [
-                    Kernel::Gemv(m, 1),
-                    Kernel::Gemv(m, GEMV_TOKENS[0]),
-                    Kernel::Gemv(m, GEMV_TOKENS[1]),
+                    Kernel::Gemv(m, gemv_shape(m.layout, 1)),
+                    Kernel::Gemv(m, gemv_shape(m.layout, GEMV_TOKENS[0])),
+                    Kernel::Gemv(m, gemv_shape(m.layout, GEMV_TOKENS[1])),
                     Kernel::Gemm(m, 64),
                     Kernel::Gemm(m, 128),
                 ]
@@ -133,6 +134,17 @@ fn parsed(what: &str, source: &str, capabilities: Capabilities) -> (naga::Module
         .validate(&module)
         .unwrap_or_else(|e| panic!("{what}: {}", e.emit_to_string(source)));
     (module, info)
+}
+
+/// Every shape of the GEMV that may be measured.
+#[test]
+fn every_shape_compiles() {
+    for kernel in all() {
+        let Kernel::Gemv(m, shape) = kernel else { continue };
+        for shape in candidates(m.layout, shape.tokens) {
+            validated(Kernel::Gemv(m, shape), Activations::Bytes);
+        }
+    }
 }
 
 fn spirv(what: &str, module: &naga::Module, info: &ModuleInfo) -> Vec<u8> {

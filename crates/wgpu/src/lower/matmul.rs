@@ -8,7 +8,9 @@ use super::rows::activation;
 use super::stages::{Kind, Stage, matmul};
 use super::{Lowering, THREADS, vector};
 use crate::layout::{GROUP_COLS, Layout, Packing, chunks, word_vectors};
-use crate::program::{Activations, BufferId, Depth, Epilogue, Grid, Inputs, Kernel, List, Matmul};
+use crate::program::{
+    Activations, BufferId, Depth, Epilogue, GemvShape, Grid, Inputs, Kernel, List, Matmul,
+};
 use crate::weights::Matrix;
 
 /// Rows of the step that a workgroup of the GEMV computes, if there are a few or many.
@@ -151,9 +153,9 @@ impl Lowering<'_> {
         (input, list, tokens, lens): (&Input, List, usize, RangeInclusive<usize>),
     ) {
         let shape = gemv_shape(matrix.layout, tokens);
-        let groups = matrix.parts[part].rows.div_ceil(shape.teams * shape.rows);
+        let groups = shape.groups(matrix.parts[part].rows);
         let grid = Grid { groups, depth: Depth::List(list, tokens) };
-        let kernel = |matmul| Kernel::Gemv(matmul, tokens);
+        let kernel = |matmul| Kernel::Gemv(matmul, shape);
         self.push_matmul(fused, (matrix, part), (input, list), kernel, (grid, lens));
     }
 
@@ -326,22 +328,12 @@ pub(crate) fn weight_tile(m: Matmul, tile: usize) -> usize {
     }
 }
 
-/// How a workgroup of the GEMV divides its work.
-pub(crate) struct GemvShape {
-    /// Threads of a team. They decide the order of sums: they are the same for any number of rows.
-    pub(crate) threads: usize,
-    /// Teams, which have rows of their own and read the same input rows.
-    pub(crate) teams: usize,
-    /// Rows of the weight of a team.
-    pub(crate) rows: usize,
-}
-
 /// The shape that was fastest on an H100 and an H200 for some rows of the step. Where a chunk has
 /// 16 columns, not 32, a row has twice the chunks.
 pub(crate) fn gemv_shape(layout: Layout, tokens: usize) -> GemvShape {
     let threads = if layout.chunk_quads() == 4 { 128 } else { 64 };
-    if tokens == 1 {
-        return GemvShape { threads, teams: 1, rows: 512 / threads };
+    match tokens {
+        1 => GemvShape { tokens, threads, teams: 1, rows: 512 / threads },
+        _ => GemvShape { tokens, threads, teams: 128 / threads, rows: 4 },
     }
-    GemvShape { threads, teams: 128 / threads, rows: 4 }
 }
