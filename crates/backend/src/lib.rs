@@ -22,7 +22,7 @@ mod stats;
 mod step;
 mod timeline;
 mod transfer;
-pub mod tuning_file;
+pub mod tuning;
 
 pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use check::{Limits, StepCheck};

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::sync::Arc;
 use std::thread;
 
-use bodkin_backend::Result;
+use bodkin_backend::{Result, tuning};
 use flate2::read::GzDecoder;
 
 use crate::constants::{GUARANTEED_SHARED_BYTES, MAX_MMA_DIM, PREFILL_POSITIONS, WIDTHS};
@@ -25,9 +25,8 @@ fn decompress(file: &[u8]) -> Vec<u8> {
 }
 
 /// The checksum and the length of what a file decompresses to, which end it.
-fn checksum(file: &[u8]) -> u64 {
-    let end = file.last_chunk().expect("the compiled-in kernels are intact");
-    u64::from_le_bytes(*end)
+fn trailer(file: &[u8]) -> [u8; 8] {
+    *file.last_chunk().expect("the compiled-in kernels are intact")
 }
 
 /// Declares the modules of the kernels' files, and loads their PTX or machine code.
@@ -38,21 +37,20 @@ macro_rules! modules {
         impl Modules {
             fn load(device: &Arc<Device>, is_hopper: bool) -> Result<Modules> {
                 // The driver loads the first files while threads decompress the others.
-                let mut all = 0;
+                let mut trailers = Vec::new();
                 $(let file: &[u8] = if is_hopper {
                     include_bytes!(concat!("../kernels/built/", stringify!($name), ".cubin.gz"))
                 } else {
                     include_bytes!(concat!("../kernels/built/", stringify!($name), ".ptx.gz"))
                 };
-                // As FNV-1a does with bytes.
-                all = (all ^ checksum(file)).wrapping_mul(0x100_0000_01b3);
+                trailers.push(trailer(file));
                 let $name = thread::spawn(move || decompress(file));)*
                 Ok(Modules {
                     $($name: {
                         let image = $name.join().expect("the compiled-in kernels are intact");
                         Module::load(device, &image, is_hopper)?
                     },)*
-                    checksum: all,
+                    checksum: tuning::checksum(trailers.concat()),
                 })
             }
         }

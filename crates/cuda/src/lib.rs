@@ -32,7 +32,7 @@ use std::sync::Arc;
 
 use bodkin_backend::{
     Backend, DeviceInfo, DeviceKind, Error, ExpertBudget, KvType, Limits, Memory, Model, Progress,
-    Result, StoredFormat, tuning_file,
+    Result, StoredFormat, tuning as tuning_file,
 };
 use bodkin_gguf::File;
 use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};

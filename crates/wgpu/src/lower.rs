@@ -15,9 +15,7 @@ use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
 pub(crate) use attention::all_split_elements;
 pub(crate) use experts::{EXPERT_ROWS, result_rows, tile_words};
-#[cfg(test)]
-pub(crate) use matmul::GEMV_TOKENS;
-pub(crate) use matmul::{byte_row_vectors, gemv_shape, half_row_quads, weight_tile};
+pub(crate) use matmul::{GEMV_TOKENS, byte_row_vectors, gemv_shape, half_row_quads, weight_tile};
 pub(crate) use stages::{Stage, stacks, stages};
 
 use crate::program::{

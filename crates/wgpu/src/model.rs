@@ -23,7 +23,7 @@ use crate::lower::{Stage, all_split_elements, lower, stacks, stages, tile_words}
 use crate::observe::Observed;
 use crate::program::{ARGMAX_DISPATCHES, BufferId, Depth, Program};
 use crate::timestamps::Timestamps;
-use crate::tuning;
+use crate::tuning::Loaded;
 use crate::weights;
 
 /// A plan on a GPU.
@@ -123,7 +123,9 @@ impl WgpuModel {
         let params = dispatch::params(gpu, &program)?;
         let batch = batch_buffer(gpu, 1 << 12)?;
         if let Some(folder) = tuning {
-            tuning::tune(gpu, folder, (&mut program, limits), &params, &batch, &find)?;
+            let (params, batch) = (&params, &batch);
+            let loaded = Loaded { gpu, tokens: limits.tokens, params, batch, find: &find };
+            loaded.tune(&mut program, folder)?;
         }
         gpu.compile_all(program.dispatches.iter().map(|dispatch| dispatch.kernel));
         let ready = program.dispatches.iter().enumerate();

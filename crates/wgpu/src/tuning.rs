@@ -3,30 +3,28 @@
 //! it.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bodkin_backend::{Batch, Limits, Result, Span, tuning_file};
+use bodkin_backend::tuning::{self, MEASURED_BYTES, RUNS, TIME_LIMIT, fastest};
+use bodkin_backend::{Batch, Error, Result, Span};
 
 use crate::batch_data::BatchData;
 use crate::dispatch::{self, Ready};
 use crate::gpu::Gpu;
 use crate::layout::Layout;
-use crate::lower::gemv_shape;
+use crate::lower::{GEMV_TOKENS, gemv_shape};
 use crate::program::{
     BufferId, Depth, Dispatch, Epilogue, GemvShape, Inputs, Kernel, List, Matmul, Program,
 };
 
-/// The time for all measurements of a load; the next load makes those that are missing.
-const TIME_LIMIT: Duration = Duration::from_secs(2);
-/// Matmuls of a measurement, at most, and how often they run in one submission.
-const MATMULS: usize = 16;
-const PASSES: usize = 4;
-/// Interleaved runs of each shape, of which the fastest counts.
-const RUNS: usize = 3;
-/// What a shape may take, of the built-in one's time, to take its place.
-const FASTER: f64 = 0.97;
+/// Seconds of a submission: long enough for a clock of the host, and short enough for systems that
+/// reset a GPU which does not answer.
+const SUBMISSION: f64 = 0.02;
+/// The most runs of the matmuls in a submission.
+const MOST_PASSES: f64 = 16.0;
+/// A shape that takes this, of the built-in one's time, is not measured again.
+const SLOW: f64 = 1.5;
 
 /// The layouts that have GEMVs.
 const LAYOUTS: [Layout; 7] = [
@@ -38,6 +36,9 @@ const LAYOUTS: [Layout; 7] = [
     Layout::Nibbles,
     Layout::Indices,
 ];
+
+/// The rows of the step of a workgroup.
+const TOKENS: [usize; 3] = [1, GEMV_TOKENS[0], GEMV_TOKENS[1]];
 
 /// Measured shapes, by layout and rows of the step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -69,7 +70,7 @@ impl Shapes {
             let (of, shape) = line.split_once(": ")?;
             let (layout, tokens) = of.split_once(' ')?;
             let layout = LAYOUTS.into_iter().find(|known| format!("{known:?}") == layout)?;
-            let tokens = tokens.parse().ok()?;
+            let tokens = tokens.parse().ok().filter(|tokens| TOKENS.contains(tokens))?;
             let found = candidates(layout, tokens).into_iter().find(|candidate| {
                 format!("teams {} rows {}", candidate.teams, candidate.rows) == shape
             })?;
@@ -102,61 +103,146 @@ fn shaped(dispatch: &Dispatch, m: Matmul, from: GemvShape, to: GemvShape) -> Dis
 
 /// The file of an adapter, its driver and these kernels.
 fn path(gpu: &Gpu, folder: &Path) -> PathBuf {
-    let mut hasher = DefaultHasher::new();
-    for layout in LAYOUTS {
-        let m = Matmul { layout, inputs: Inputs::Aligned, epilogue: Epilogue::One };
-        let kernel = Kernel::Gemv(m, gemv_shape(layout, 1));
-        kernel.source(gpu.arithmetic.activations).hash(&mut hasher);
-    }
+    let sources = LAYOUTS.into_iter().flat_map(|layout| {
+        let source = move |tokens| {
+            let m = Matmul { layout, inputs: Inputs::Aligned, epilogue: Epilogue::One };
+            Kernel::Gemv(m, gemv_shape(layout, tokens)).source(gpu.arithmetic.activations)
+        };
+        TOKENS.into_iter().map(source)
+    });
+    let kernels = tuning::checksum(sources.flat_map(String::into_bytes));
     let info = &gpu.info;
     let driver = format!("{} {} {}", info.backend, info.driver, info.driver_info);
-    tuning_file::path(folder, &info.name, &driver, hasher.finish())
+    tuning::path(folder, &info.name, &driver, kernels)
 }
 
-/// Gives a program whose matmuls are loaded the fastest shapes; those that no load has measured yet
-/// are measured. `find` finds the buffers of a dispatch.
-pub(crate) fn tune(
-    gpu: &Gpu,
-    folder: &Path,
-    (program, limits): (&mut Program, &Limits),
-    params: &wgpu::Buffer,
-    batch: &(wgpu::Buffer, wgpu::BindGroup),
-    find: &dyn Fn(&BufferId) -> Result<wgpu::Buffer>,
-) -> Result<()> {
-    let path = path(gpu, folder);
-    let known = Shapes::parse(&tuning_file::read(&path));
-    let mut shapes = known.clone();
-    let end = Instant::now() + TIME_LIMIT;
-    for (layout, tokens) in missing(program, limits, &known) {
-        if Instant::now() > end {
-            break;
+/// What measurements need of a model that is being loaded, before its first step: they write only
+/// values, which each step computes again. Inputs are zeros.
+pub(crate) struct Loaded<'a> {
+    pub(crate) gpu: &'a Gpu,
+    /// The most rows of a step.
+    pub(crate) tokens: usize,
+    pub(crate) params: &'a wgpu::Buffer,
+    pub(crate) batch: &'a (wgpu::Buffer, wgpu::BindGroup),
+    /// Finds the buffers of a dispatch.
+    pub(crate) find: &'a dyn Fn(&BufferId) -> Result<wgpu::Buffer>,
+}
+
+impl Loaded<'_> {
+    /// Gives the model's program the fastest shapes. Those that no load has measured yet are
+    /// measured.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(crate) fn tune(&self, program: &mut Program, folder: &Path) -> Result<()> {
+        let path = path(self.gpu, folder);
+        let mut shapes = Shapes::parse(&tuning::read(&path));
+        let end = Instant::now() + TIME_LIMIT;
+        for key in self.missing(program, &shapes) {
+            if Instant::now() > end {
+                break;
+            }
+            let shape = self.fastest(program, key, end).map_err(|error| {
+                let how = "while its GEMVs were measured, which --no-tune leaves out";
+                Error::Config(format!("{error} ({how})"))
+            })?;
+            shapes.0.insert(key, shape);
+            tuning::write(&path, &shapes.text());
         }
-        let matmuls = measured_matmuls(program, layout, tokens);
-        let candidates = candidates(layout, tokens);
-        let kernels = candidates.iter().map(|&shape| Kernel::Gemv(matmuls[0].1, shape));
-        gpu.compile_all(kernels);
-        let runs = candidates.iter().map(|&shape| {
-            let ready = matmuls.iter().map(|&(i, m, from)| {
+        shapes.apply(program);
+        Ok(())
+    }
+
+    /// The layouts and rows of the program's GEMVs that are not measured, up to the most rows of a
+    /// step.
+    fn missing(&self, program: &Program, known: &Shapes) -> Vec<(Layout, usize)> {
+        let mut all = Vec::new();
+        for (_, m, shape) in decode_gemvs(program) {
+            let key = (m.layout, shape.tokens);
+            if shape.tokens <= self.tokens && !known.0.contains_key(&key) && !all.contains(&key) {
+                all.push(key);
+            }
+        }
+        all
+    }
+
+    /// The fastest shape for a layout and rows, of those that are compiled until `end`.
+    fn fastest(
+        &self,
+        program: &Program,
+        (layout, tokens): (Layout, usize),
+        end: Instant,
+    ) -> Result<GemvShape> {
+        let matmuls = self.measured_matmuls(program, layout, tokens)?;
+        let data = decode_step(tokens);
+        self.gpu.queue.write_buffer(&self.batch.0, 0, bytemuck::cast_slice(&data.words));
+        let (mut shapes, mut runs, mut passes, mut built_in) = (Vec::new(), Vec::new(), 1, 0.0);
+        for shape in candidates(layout, tokens) {
+            let kernels = matmuls.iter().map(|&(_, m, _)| Kernel::Gemv(m, shape));
+            self.gpu.compile_all(kernels);
+            let run = matmuls.iter().map(|&(i, m, from)| {
                 let dispatch = shaped(&program.dispatches[i], m, from, shape);
-                dispatch::ready(gpu, &dispatch, (params, i), find)
+                dispatch::ready(self.gpu, &dispatch, (self.params, i), self.find)
             });
-            ready.collect::<Result<Vec<Ready>>>()
-        });
-        let runs = runs.collect::<Result<Vec<_>>>()?;
-        let data = decode_rows(tokens);
-        gpu.queue.write_buffer(&batch.0, 0, bytemuck::cast_slice(&data.words));
-        let seconds = least_seconds(gpu, &runs, &data, &batch.1)?;
-        let limit = FASTER * seconds[0];
-        let faster = candidates.iter().zip(&seconds).skip(1).filter(|(_, s)| **s < limit);
-        let fastest = faster.min_by(|a, b| a.1.total_cmp(b.1));
-        let fastest = fastest.map_or(candidates[0], |(shape, _)| *shape);
-        shapes.0.insert((layout, tokens), fastest);
+            let run = run.collect::<Result<Vec<Ready>>>()?;
+            // The first run of a kernel takes longer.
+            self.seconds(&run, &data, 1)?;
+            let seconds = self.seconds(&run, &data, 1)?;
+            if shapes.is_empty() {
+                built_in = seconds;
+                passes = (SUBMISSION / seconds.max(1e-6)).clamp(1.0, MOST_PASSES) as usize;
+            }
+            if seconds <= SLOW * built_in {
+                shapes.push(shape);
+                runs.push(run);
+            }
+            if Instant::now() > end {
+                break;
+            }
+        }
+        let mut least = vec![f64::MAX; runs.len()];
+        for _ in 0..RUNS {
+            for (run, least) in runs.iter().zip(&mut least) {
+                *least = least.min(self.seconds(run, &data, passes)?);
+            }
+        }
+        Ok(shapes[fastest(&least)])
     }
-    if shapes != known {
-        tuning_file::write(&path, &shapes.text());
+
+    /// The first matmuls of decode with a layout and rows, until their weights are enough.
+    fn measured_matmuls(
+        &self,
+        program: &Program,
+        layout: Layout,
+        tokens: usize,
+    ) -> Result<Vec<(usize, Matmul, GemvShape)>> {
+        let (mut matmuls, mut bytes) = (Vec::new(), 0);
+        for (i, m, shape) in decode_gemvs(program) {
+            if (m.layout, shape.tokens) != (layout, tokens) || bytes >= MEASURED_BYTES as u64 {
+                continue;
+            }
+            for buffer in &program.dispatches[i].buffers {
+                if let BufferId::Matrix(..) = buffer {
+                    bytes += (self.find)(buffer)?.size();
+                }
+            }
+            matmuls.push((i, m, shape));
+        }
+        Ok(matmuls)
     }
-    shapes.apply(program);
-    Ok(())
+
+    /// The seconds of one submission with some passes over the dispatches.
+    fn seconds(&self, run: &[Ready], data: &BatchData, passes: usize) -> Result<f64> {
+        let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
+        let mut pass = encoder.begin_compute_pass(&Default::default());
+        pass.set_bind_group(1, &self.batch.1, &[]);
+        (0..passes).for_each(|_| run.iter().for_each(|ready| ready.record(&mut pass, data)));
+        drop(pass);
+        let commands = encoder.finish();
+        let start = Instant::now();
+        self.gpu.run(Some(commands))?;
+        Ok(start.elapsed().as_secs_f64())
+    }
 }
 
 /// The GEMVs of all rows of decode, with their numbers. Outputs may be fewer.
@@ -170,38 +256,8 @@ fn decode_gemvs(program: &Program) -> impl Iterator<Item = (usize, Matmul, GemvS
     })
 }
 
-/// Their layouts and numbers of rows that are not measured, up to the most rows of a step.
-fn missing(program: &Program, limits: &Limits, known: &Shapes) -> Vec<(Layout, usize)> {
-    let mut all = Vec::new();
-    for (_, m, shape) in decode_gemvs(program) {
-        let key = (m.layout, shape.tokens);
-        if shape.tokens <= limits.tokens && !known.0.contains_key(&key) && !all.contains(&key) {
-            all.push(key);
-        }
-    }
-    all
-}
-
-/// The numbers of some dispatches with a layout and rows: those of the kernel with the most rows of
-/// weights, so that few kernels are compiled.
-fn measured_matmuls(
-    program: &Program,
-    layout: Layout,
-    tokens: usize,
-) -> Vec<(usize, Matmul, GemvShape)> {
-    let is_one =
-        |(_, m, shape): &(usize, Matmul, GemvShape)| m.layout == layout && shape.tokens == tokens;
-    let all: Vec<_> = decode_gemvs(program).filter(is_one).collect();
-    let mut groups: HashMap<Matmul, usize> = HashMap::new();
-    for (i, m, _) in &all {
-        *groups.entry(*m).or_default() += program.dispatches[*i].grid.groups;
-    }
-    let most = all.iter().map(|(_, m, _)| *m).max_by_key(|m| groups[m]);
-    all.into_iter().filter(|(_, m, _)| Some(*m) == most).take(MATMULS).collect()
-}
-
 /// A step of decode with this many rows.
-fn decode_rows(rows: usize) -> BatchData {
+fn decode_step(rows: usize) -> BatchData {
     let span =
         |_| Span { len: 1, position: 0, tables: Vec::new(), state_slot: 0, is_prefill: false };
     let spans = (0..rows).map(span).collect();
@@ -210,82 +266,86 @@ fn decode_rows(rows: usize) -> BatchData {
     data
 }
 
-/// The least seconds of some runs of each list of dispatches.
-fn least_seconds(
-    gpu: &Gpu,
-    runs: &[Vec<Ready>],
-    data: &BatchData,
-    batch: &wgpu::BindGroup,
-) -> Result<Vec<f64>> {
-    let seconds = |run: &[Ready]| -> Result<f64> {
-        let mut encoder = gpu.device.create_command_encoder(&Default::default());
-        let mut pass = encoder.begin_compute_pass(&Default::default());
-        pass.set_bind_group(1, batch, &[]);
-        (0..PASSES).for_each(|_| run.iter().for_each(|ready| ready.record(&mut pass, data)));
-        drop(pass);
-        let start = Instant::now();
-        gpu.run(Some(encoder.finish()))?;
-        Ok(start.elapsed().as_secs_f64())
-    };
-    runs.iter().try_for_each(|run| seconds(run).map(drop))?;
-    let mut least = vec![f64::MAX; runs.len()];
-    for _ in 0..RUNS {
-        for (run, least) in runs.iter().zip(&mut least) {
-            *least = least.min(seconds(run)?);
-        }
-    }
-    Ok(least)
-}
-
 #[cfg(test)]
 mod tests {
-    use bodkin_backend::Backend;
-    use bodkin_conformance as conformance;
+    use std::sync::Arc;
+
+    use bodkin_backend::{Backend, Limits, OutputRequest, PageTable, Step};
+    use bodkin_gguf::File;
 
     use super::*;
     use crate::Wgpu;
 
-    fn is_case(name: &str) -> bool {
-        name.contains("decoder F16")
+    fn open() -> Wgpu {
+        Wgpu::open(0).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The logits of generated rows, which GEMVs compute.
-    fn bits(gpu: &Wgpu, folder: Option<&Path>) -> Vec<(String, Vec<u32>)> {
+    /// The bits of the logits of decode steps with one, three and nine rows.
+    fn bits(gpu: &Wgpu, model: &str, folder: Option<&Path>) -> Vec<u32> {
+        let path = format!("{}/../../tests/parity/models/{model}", env!("CARGO_MANIFEST_DIR"));
+        let file = Arc::new(File::open(Path::new(&path)).expect("a file of the kit"));
+        let plan = bodkin_model::plan(file.metadata(), file.tensors()).expect("a plan");
+        let plan = Arc::new(plan);
+        let windows = plan.windows().len();
+        let limits = Limits { tokens: 9, outputs: 9, pages: vec![9; windows], state_slots: 9 };
         let gpu = gpu.clone().with_tuning(folder.map(Path::to_path_buf));
-        let logits = conformance::generated_logits_named(&gpu, is_case);
-        let logits = logits.unwrap_or_else(|error| panic!("{}: {error}", gpu.name()));
-        let bits = |logits: Vec<f32>| logits.into_iter().map(f32::to_bits).collect();
-        logits.into_iter().map(|(name, logits)| (name, bits(logits))).collect()
+        let model = gpu.load(plan, &file, &limits, &|_, _| ());
+        let mut model = model.unwrap_or_else(|error| panic!("{error}"));
+        let mut bits = Vec::new();
+        for rows in [1, 3, 9] {
+            let span = |row: u32| Span {
+                len: 1,
+                position: 0,
+                tables: vec![PageTable { skipped: 0, pages: vec![row] }; windows],
+                state_slot: row,
+                is_prefill: false,
+            };
+            let spans = (0..rows).map(span).collect();
+            let (tokens, outputs) = ((7..7 + rows).collect(), (0..rows).collect());
+            let batch = Batch { tokens, spans, outputs, ..Batch::default() };
+            let requests = vec![OutputRequest::Logits; rows as usize];
+            let step = Step { batch: &batch, requests: &requests, steps: 1, observer: None };
+            let result = model.step(step, &mut |output| {
+                bits.extend(output.logits.iter().map(|x| x.to_bits()));
+                std::ops::ControlFlow::Continue(())
+            });
+            result.unwrap_or_else(|error| panic!("{error}"));
+        }
+        bits
     }
 
     #[test]
     fn shapes_do_not_change_bits() {
-        let gpu = Wgpu::open(0).unwrap_or_else(|error| panic!("{error}"));
+        let gpu = open();
         let folder = tempfile::tempdir().expect("a folder");
-        let built_in = bits(&gpu, None);
-        assert!(!built_in.is_empty());
-        for (teams, rows) in [(4, 2), (1, 8)] {
-            let keys = LAYOUTS.into_iter().flat_map(|layout| [1, 4, 8].map(|n| (layout, n)));
-            let shape = |(layout, tokens)| {
-                let shape = GemvShape { teams, rows, ..gemv_shape(layout, tokens) };
-                ((layout, tokens), shape)
-            };
-            let shapes = Shapes(keys.map(shape).collect());
-            tuning_file::write(&path(&gpu.gpu, folder.path()), &shapes.text());
-            assert!(bits(&gpu, Some(folder.path())) == built_in, "{teams} teams, {rows} rows");
+        // Chunks of 32 columns and of 16.
+        for model in ["llama-q4_k_m.gguf", "qwen2-q8_0.gguf"] {
+            let built_in = bits(&gpu, model, None);
+            for (teams, rows) in [(1, 2), (2, 8)] {
+                let keys = LAYOUTS.into_iter().flat_map(|layout| TOKENS.map(|n| (layout, n)));
+                let shape = |(layout, tokens)| {
+                    let shape = GemvShape { teams, rows, ..gemv_shape(layout, tokens) };
+                    ((layout, tokens), shape)
+                };
+                let shapes = Shapes(keys.map(shape).collect());
+                tuning::write(&path(&gpu.gpu, folder.path()), &shapes.text());
+                let found = bits(&gpu, model, Some(folder.path()));
+                assert!(found == built_in, "{model}: {teams} teams, {rows} rows");
+            }
         }
     }
 
     #[test]
     fn shapes_are_measured_once() {
-        let gpu = Wgpu::open(0).unwrap_or_else(|error| panic!("{error}"));
+        let gpu = open();
         let folder = tempfile::tempdir().expect("a folder");
         let file = path(&gpu.gpu, folder.path());
-        assert!(bits(&gpu, Some(folder.path())) == bits(&gpu, None));
-        let text = tuning_file::read(&file);
+        let model = "llama-f16.gguf";
+        assert!(bits(&gpu, model, Some(folder.path())) == bits(&gpu, model, None));
+        let text = tuning::read(&file);
         assert!(text.contains("F16 1: teams "), "{text}");
-        bits(&gpu, Some(folder.path()));
-        let again = tuning_file::read(&file);
+        bits(&gpu, model, Some(folder.path()));
+        let again = tuning::read(&file);
         assert!(text.lines().all(|line| again.contains(line)), "{text} {again}");
     }
 
@@ -305,6 +365,8 @@ mod tests {
             "Nibbles 8 teams 2 rows 4",
             "Nibbles x: teams 2 rows 4",
             "Bits 8: teams 2 rows 4",
+            "F16 0: teams 1 rows 2",
+            "F16 18446744073709551615: teams 1 rows 2",
             "",
         ];
         assert_eq!(Shapes::parse(&wrong.join("\n")), Shapes::default());
@@ -313,7 +375,7 @@ mod tests {
     #[test]
     fn a_shape_covers_all_rows_of_the_weight() {
         for layout in LAYOUTS {
-            for tokens in [1, 4, 8] {
+            for tokens in TOKENS {
                 let all = candidates(layout, tokens);
                 assert!(all.len() > 1 && all.iter().all(GemvShape::is_possible), "{all:?}");
                 for rows in [1, 2, 31, 4096] {

@@ -1,8 +1,9 @@
 //! Measures the launch shapes of a loaded model's matmuls, before its first step.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bodkin_backend::Result;
+use bodkin_backend::tuning::{MEASURED_BYTES, RUNS, TIME_LIMIT, fastest};
 
 use super::CudaModel;
 use crate::driver::Graph;
@@ -11,16 +12,8 @@ use crate::persistent::Persistent;
 use crate::step::{Size, Step};
 use crate::tuning::{LaunchShape, MatmulShape, Tuning, measured_rows};
 
-/// The time for all measurements of a load; the next load makes those that are missing.
-const TIME_LIMIT: Duration = Duration::from_secs(2);
-/// Bytes of weights that a measurement reads, so that they come from memory and not from a cache,
-/// and the most matmuls that it runs for that: small weights may come from a cache.
-const MEASURED_BYTES: usize = 128 << 20;
+/// The most matmuls of a measurement: small weights may come from a cache.
 const MEASURED_MATMULS: usize = 32;
-/// Interleaved runs of each launch shape, of which the fastest counts.
-const RUNS: usize = 3;
-/// What a launch shape may take, of the built-in one's time, to take its place.
-const FASTER: f64 = 0.97;
 
 /// Stages with matmuls of one shape, and the launch shapes to measure, the built-in one first.
 struct Candidates<'a> {
@@ -104,11 +97,7 @@ impl CudaModel {
             }
             graphs.push(graph);
         }
-        let seconds = self.seconds(&graphs)?;
-        let limit = FASTER * seconds[0];
-        let others = launches.iter().zip(seconds).skip(1).filter(|(_, seconds)| *seconds < limit);
-        let fastest = others.min_by(|a, b| a.1.total_cmp(&b.1));
-        Ok(Some(*fastest.map_or(&launches[0], |(launch, _)| launch)))
+        Ok(Some(launches[fastest(&self.seconds(&graphs)?)]))
     }
 
     /// The stages to run, the same ones again where they have few weights.
