@@ -136,6 +136,12 @@ impl Gpu {
         Arc::clone(compiled.get_or_init(|| Arc::new(self.compile(kernel))))
     }
 
+    /// Forgets compiled kernels that no model runs.
+    pub(crate) fn forget(&self, kernels: impl IntoIterator<Item = Kernel>) {
+        let mut compiled = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        kernels.into_iter().for_each(|kernel| drop(compiled.remove(&kernel)));
+    }
+
     /// Compiles those of the kernels that are not compiled yet, on all cores.
     pub(crate) fn compile_all(&self, kernels: impl IntoIterator<Item = Kernel>) {
         let kernels: HashSet<Kernel> = kernels.into_iter().collect();

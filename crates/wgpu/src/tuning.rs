@@ -206,7 +206,11 @@ impl Loaded<'_> {
                 *least = least.min(self.seconds(run, &data, passes)?);
             }
         }
-        Ok(shapes[fastest(&least)])
+        let found = shapes[fastest(&least)];
+        let others = candidates(layout, tokens).into_iter().filter(|&shape| shape != found);
+        let kernels = |shape| matmuls.iter().map(move |&(_, m, _)| Kernel::Gemv(m, shape));
+        self.gpu.forget(others.flat_map(kernels));
+        Ok(found)
     }
 
     /// The first matmuls of decode with a layout and rows, until their weights are enough.

@@ -36,10 +36,10 @@ impl CudaModel {
         let first = if has_persistent { 2 } else { 1 };
         for rows in measured_rows(self.limits.tokens).filter(|&rows| rows >= first) {
             for candidates in self.candidates(rows, tuning) {
-                match self.fastest(rows, &candidates, end)? {
-                    Some(launch) => tuning.insert(candidates.shape, launch),
-                    None => return Ok(()),
+                if Instant::now() > end {
+                    return Ok(());
                 }
+                tuning.insert(candidates.shape, self.fastest(rows, &candidates, end)?);
             }
         }
         Ok(())
@@ -71,16 +71,16 @@ impl CudaModel {
         Step { tuning, ..self.sized_step(size) }
     }
 
-    /// The fastest launch shape; none if the time is up.
+    /// The fastest launch shape, of those that have run once until `end`.
     fn fastest(
         &self,
         rows: usize,
         candidates: &Candidates<'_>,
         end: Instant,
-    ) -> Result<Option<LaunchShape>> {
+    ) -> Result<LaunchShape> {
         let Candidates { shape, launches, stages } = candidates;
         if launches.len() == 1 {
-            return Ok(Some(launches[0]));
+            return Ok(launches[0]);
         }
         let stages = self.measured(stages);
         let mut graphs = Vec::new();
@@ -92,12 +92,12 @@ impl CudaModel {
             let graph = self.device.record(run)?;
             graph.launch()?;
             self.device.synchronize()?;
-            if Instant::now() > end {
-                return Ok(None);
-            }
             graphs.push(graph);
+            if Instant::now() > end {
+                break;
+            }
         }
-        Ok(Some(launches[fastest(&self.seconds(&graphs)?)]))
+        Ok(launches[fastest(&self.seconds(&graphs)?)])
     }
 
     /// The stages to run, the same ones again where they have few weights.
