@@ -33,8 +33,12 @@ pub fn for_each_row<T: Send, S: Send>(
         }
     };
     let (own, others) = scratch.split_first_mut().expect("scratch for a thread");
+    if threads <= 1 {
+        // A scope would allocate.
+        return run(own);
+    }
     thread::scope(|scope| {
-        let others = others.iter_mut().take(threads.saturating_sub(1));
+        let others = others.iter_mut().take(threads - 1);
         // The others take the rows of a thread that cannot be started.
         let start = |scratch| thread::Builder::new().spawn_scoped(scope, || run(scratch)).ok();
         let others: Vec<_> = others.map_while(start).collect();
