@@ -58,6 +58,16 @@ pub(crate) struct Packing {
 }
 
 impl Layout {
+    pub(crate) const ALL: [Layout; 7] = [
+        Layout::F32,
+        Layout::F16,
+        Layout::Bf16,
+        Layout::Signed,
+        Layout::Unsigned,
+        Layout::Nibbles,
+        Layout::Indices,
+    ];
+
     /// Words of the codes of 32 columns.
     pub(crate) fn group_words(self) -> usize {
         match self {

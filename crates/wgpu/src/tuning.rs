@@ -26,17 +26,6 @@ const MOST_PASSES: f64 = 16.0;
 /// A shape that takes this, of the built-in one's time, is not measured again.
 const SLOW: f64 = 1.5;
 
-/// The layouts that have GEMVs.
-const LAYOUTS: [Layout; 7] = [
-    Layout::F32,
-    Layout::F16,
-    Layout::Bf16,
-    Layout::Signed,
-    Layout::Unsigned,
-    Layout::Nibbles,
-    Layout::Indices,
-];
-
 /// The rows of the step of a workgroup.
 const TOKENS: [usize; 3] = [1, GEMV_TOKENS[0], GEMV_TOKENS[1]];
 
@@ -69,7 +58,7 @@ impl Shapes {
         let parse = |line: &str| {
             let (of, shape) = line.split_once(": ")?;
             let (layout, tokens) = of.split_once(' ')?;
-            let layout = LAYOUTS.into_iter().find(|known| format!("{known:?}") == layout)?;
+            let layout = Layout::ALL.into_iter().find(|known| format!("{known:?}") == layout)?;
             let tokens = tokens.parse().ok().filter(|tokens| TOKENS.contains(tokens))?;
             let found = candidates(layout, tokens).into_iter().find(|candidate| {
                 format!("teams {} rows {}", candidate.teams, candidate.rows) == shape
@@ -103,7 +92,7 @@ fn shaped(dispatch: &Dispatch, m: Matmul, from: GemvShape, to: GemvShape) -> Dis
 
 /// The file of an adapter, its driver and these kernels.
 fn path(gpu: &Gpu, folder: &Path) -> PathBuf {
-    let sources = LAYOUTS.into_iter().flat_map(|layout| {
+    let sources = Layout::ALL.into_iter().flat_map(|layout| {
         let source = move |tokens| {
             let m = Matmul { layout, inputs: Inputs::Aligned, epilogue: Epilogue::One };
             Kernel::Gemv(m, gemv_shape(layout, tokens)).source(gpu.arithmetic.activations)
@@ -326,7 +315,7 @@ mod tests {
         for model in ["llama-q4_k_m.gguf", "qwen2-q8_0.gguf"] {
             let built_in = bits(&gpu, model, None);
             for (teams, rows) in [(1, 2), (2, 8)] {
-                let keys = LAYOUTS.into_iter().flat_map(|layout| TOKENS.map(|n| (layout, n)));
+                let keys = Layout::ALL.into_iter().flat_map(|layout| TOKENS.map(|n| (layout, n)));
                 let shape = |(layout, tokens)| {
                     let shape = GemvShape { teams, rows, ..gemv_shape(layout, tokens) };
                     ((layout, tokens), shape)
@@ -378,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_shape_covers_all_rows_of_the_weight() {
-        for layout in LAYOUTS {
+        for layout in Layout::ALL {
             for tokens in TOKENS {
                 let all = candidates(layout, tokens);
                 assert!(all.len() > 1 && all.iter().all(GemvShape::is_possible), "{all:?}");

@@ -56,15 +56,7 @@ const OTHERS: [Kernel; 28] = [
 
 /// Every kernel in every variant.
 fn all() -> Vec<Kernel> {
-    let layouts = [
-        Layout::F32,
-        Layout::F16,
-        Layout::Bf16,
-        Layout::Signed,
-        Layout::Unsigned,
-        Layout::Nibbles,
-        Layout::Indices,
-    ];
+    let layouts = Layout::ALL;
     let dtypes = [KvDtype::F32, KvDtype::F16, KvDtype::Q8];
     let of_layout = |layout| {
         let matmuls = |inputs| {
