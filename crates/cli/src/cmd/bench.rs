@@ -83,7 +83,7 @@ pub(crate) struct Args {
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     no_repack: bool,
-    /// Built-in launch shapes of a GPU's matmuls: do not measure
+    /// Use built-in launch shapes on GPUs instead of measuring them
     #[arg(long)]
     no_tune: bool,
     /// Sparse kernels: always, never or auto
