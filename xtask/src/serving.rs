@@ -10,7 +10,7 @@ mod table;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::compare::{append, commit, cpu_name, pull, release_binary};
 use crate::{gpu, workspace};
@@ -36,6 +36,9 @@ pub(crate) struct Args {
     /// Requests of each stream, one after the other.
     #[arg(long, default_value_t = 2)]
     rounds: usize,
+    /// Requests are for embeddings of this number of texts, with the tokens of a prompt each.
+    #[arg(long, default_value_t = 0)]
+    texts: usize,
     /// Tokens of a prompt.
     #[arg(short, long, default_value_t = 128)]
     prompt: usize,
@@ -49,6 +52,13 @@ pub(crate) struct Args {
     /// Tokens of one long prompt that runs beside the streams.
     #[arg(long, default_value_t = 0)]
     long: usize,
+    /// The requests of a stream are the turns of one conversation: each has the prompts before it,
+    /// and other tokens in place of the answers.
+    #[arg(long)]
+    turns: bool,
+    /// Further fields of each request, as a JSON object, such as `{"logprobs": 5}`.
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = fields)]
+    request: Map<String, Value>,
     /// Runs of each server.
     #[arg(long, default_value_t = 3)]
     pairs: usize,
@@ -70,6 +80,10 @@ pub(crate) struct Args {
     /// The file to append rows to.
     #[arg(short, long)]
     output: Option<PathBuf>,
+}
+
+fn fields(text: &str) -> Result<Map<String, Value>, serde_json::Error> {
+    serde_json::from_str(text)
 }
 
 /// Runs all loads, and rewrites the table.
@@ -96,11 +110,15 @@ fn measure(root: &Path, args: &Args, model: &str) -> Result<()> {
             rounds: args.rounds,
             prompt: args.prompt,
             shared: args.shared,
-            generate: args.generate,
+            generate: if args.texts > 0 { 0 } else { args.generate },
             long: args.long,
+            has_turns: args.turns,
+            texts: args.texts,
+            fields: args.request.clone(),
         };
         let (has_long, context, threads) = (args.long > 0, args.ctx_size, args.threads);
-        let setup = Setup { model: &model, streams, has_long, context, threads };
+        let embeds = args.texts > 0;
+        let setup = Setup { model: &model, streams, has_long, embeds, context, threads };
         let mut servers = vec![Server::bodkin(&binary, &setup, &args.serve_args)?];
         if let Some(peer) = &args.peer {
             servers.push(Server::llama(peer, &args.peer_name, &setup)?);

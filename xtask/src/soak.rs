@@ -112,6 +112,7 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
             model: &model,
             streams: args.clients,
             has_long: false,
+            embeds: false,
             context: 1024,
             threads: Some(args.threads),
         };

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
-use serde_json::{Value, json};
+use anyhow::{Result, bail, ensure};
+use serde_json::{Map, Value, json};
 
 use super::client::{self, Times};
 use crate::compare::median;
@@ -24,6 +24,12 @@ pub(super) struct Load {
     pub(super) generate: usize,
     /// Tokens of one long prompt beside the streams; 0 for none.
     pub(super) long: usize,
+    /// Whether the requests of a stream are the turns of one conversation.
+    pub(super) has_turns: bool,
+    /// Texts of a request for embeddings; 0 for completions.
+    pub(super) texts: usize,
+    /// Further fields of each request.
+    pub(super) fields: Map<String, Value>,
 }
 
 /// What one run gave.
@@ -44,12 +50,21 @@ pub(super) struct Measured {
 impl Load {
     /// `c16 pp128 tg128`, with what is special about it.
     pub(super) fn name(&self) -> String {
-        let mut name = format!("c{} pp{} tg{}", self.streams, self.prompt, self.generate);
+        let mut name = match self.texts {
+            0 => format!("c{} pp{} tg{}", self.streams, self.prompt, self.generate),
+            texts => format!("c{} embeddings of {texts} x {}", self.streams, self.prompt),
+        };
         if self.shared > 0 {
             name.push_str(&format!(" shared{}", self.shared));
         }
         if self.long > 0 {
             name.push_str(&format!(" beside{}", self.long));
+        }
+        if self.has_turns {
+            name.push_str(&format!(" turns{}", self.rounds));
+        }
+        for (field, value) in &self.fields {
+            name.push_str(&format!(" {field}={value}"));
         }
         name
     }
@@ -84,8 +99,9 @@ impl Load {
         let first = requests.iter().filter_map(|r| Some(ms(*r.pieces.first()? - r.sent)));
         let inter = requests.iter().flat_map(|r| r.pieces.windows(2).map(|w| ms(w[1] - w[0])));
         let output = (requests.len() * self.generate) as f64;
+        let prompts = (requests.len() * self.texts.max(1) * self.prompt) as f64;
         Ok(Measured {
-            total_tok_s: (output + (requests.len() * self.prompt) as f64) / seconds,
+            total_tok_s: (output + prompts) / seconds,
             output_tok_s: output / seconds,
             first_ms: first.collect(),
             inter_ms: inter.collect(),
@@ -95,15 +111,41 @@ impl Load {
 
     /// The first request with the shared tokens, which is not measured.
     pub(super) fn run_first(&self, address: SocketAddr) -> Result<()> {
-        client::stream(address, &body(&tokens(u64::MAX, self.shared), 1)).map(drop)
+        client::stream(address, &self.body(&tokens(u64::MAX, self.shared), 1)).map(drop)
     }
 
     fn run_stream(&self, address: SocketAddr, seed: u64, stream: usize) -> Result<Vec<Times>> {
+        if self.texts > 0 {
+            return self.embed(address, seed << 32 | (stream as u64) << 16);
+        }
+        let own = |round: usize| seed << 32 | (stream as u64) << 16 | round as u64;
+        let mut prompt = tokens(u64::MAX, self.shared);
         let request = |round: usize| {
-            let own = seed << 32 | (stream as u64) << 16 | round as u64;
-            let mut tokens = tokens(u64::MAX, self.shared);
-            tokens.extend(self::tokens(own, self.prompt - self.shared));
-            client::stream(address, &body(&tokens, self.generate))
+            if !self.has_turns {
+                prompt.truncate(self.shared);
+            }
+            prompt.extend(tokens(own(round), self.prompt - self.shared));
+            let times = client::stream(address, &self.body(&prompt, self.generate));
+            // The conversation goes on with other tokens than those of the answer, as clients
+            // write answers of models that think.
+            prompt.extend(tokens(!own(round), self.generate));
+            times
+        };
+        (0..self.rounds).map(request).collect()
+    }
+
+    /// A stream of requests for embeddings.
+    fn embed(&self, address: SocketAddr, seed: u64) -> Result<Vec<Times>> {
+        let request = |round: usize| {
+            let seed = (seed | round as u64) << 16;
+            let texts = (0..self.texts).map(|text| tokens(seed | text as u64, self.prompt));
+            // As OpenAI's clients ask for them.
+            let body = json!({ "input": texts.collect::<Vec<_>>(), "encoding_format": "base64" });
+            let body = self.with_fields(body).to_string();
+            let sent = Instant::now();
+            let (status, answer) = client::post(address, "/v1/embeddings", body.as_bytes())?;
+            ensure!(status == 200, "{status}: {answer}");
+            Ok(Times { sent, pieces: vec![Instant::now()], tokens: 0 })
         };
         (0..self.rounds).map(request).collect()
     }
@@ -111,18 +153,25 @@ impl Load {
     /// One long prompt, a while after the streams have begun.
     fn run_long(&self, address: SocketAddr, seed: u64) -> Result<Times> {
         std::thread::sleep(Duration::from_millis(500));
-        client::stream(address, &body(&tokens(!seed, self.long), 4))
+        client::stream(address, &self.body(&tokens(!seed, self.long), 4))
     }
-}
 
-fn body(tokens: &[u64], generate: usize) -> Value {
-    json!({
-        "prompt": tokens,
-        "max_tokens": generate,
-        "temperature": 0,
-        "ignore_eos": true,
-        "stream": true,
-    })
+    fn body(&self, tokens: &[u64], generate: usize) -> Value {
+        self.with_fields(json!({
+            "prompt": tokens,
+            "max_tokens": generate,
+            "temperature": 0,
+            "ignore_eos": true,
+            "stream": true,
+        }))
+    }
+
+    fn with_fields(&self, mut body: Value) -> Value {
+        for (field, value) in &self.fields {
+            body[field] = value.clone();
+        }
+        body
+    }
 }
 
 /// Token ids that follow from a seed.

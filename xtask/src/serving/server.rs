@@ -21,6 +21,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) streams: usize,
     /// Whether one long prompt runs beside the streams.
     pub(crate) has_long: bool,
+    /// Whether requests are for embeddings.
+    pub(crate) embeds: bool,
     /// Tokens of each request.
     pub(crate) context: usize,
     /// CPU threads, on the CPU; without them a GPU, or all cores.
@@ -83,6 +85,10 @@ impl Server {
             None => {
                 command.args(["--flash-attn", "on", "--n-gpu-layers", "99"]);
             }
+        }
+        if setup.embeds {
+            // A text must fit a batch; with the default of 512 tokens a GPU is slower.
+            command.args(["--embeddings", "--batch-size", "8192", "--ubatch-size", "8192"]);
         }
         Server::start(name.to_owned(), command, port)
     }

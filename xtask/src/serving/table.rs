@@ -48,8 +48,11 @@ fn load(row: &Value) -> String {
     row["ctx_size"].as_u64().map_or(load.to_owned(), |tokens| format!("{load} ctx{tokens}"))
 }
 
-/// `p50, p95, p99`.
+/// `p50, p95, p99`; requests for embeddings have no time between tokens.
 fn percentiles(numbers: &Value, digits: usize) -> String {
+    if numbers["p50"].is_null() {
+        return "-".to_owned();
+    }
     ["p50", "p95", "p99"].map(|name| format!("{:.digits$}", number(numbers, name))).join(", ")
 }
 
@@ -63,5 +66,6 @@ mod tests {
     fn percentiles_are_in_order() {
         let numbers = json!({ "p99": 3.25, "p50": 1.0, "p95": 2.0 });
         assert_eq!(percentiles(&numbers, 1), "1.0, 2.0, 3.2");
+        assert_eq!(percentiles(&json!({ "p50": null }), 1), "-");
     }
 }

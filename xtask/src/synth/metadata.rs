@@ -2,11 +2,13 @@
 
 use bodkin_gguf::{Array, Metadata, Value};
 
-use super::shape::{Kind, Latent, Mixer, Shape, SharingExperts, TAPS};
+use super::shape::{Kind, Latent, Mixer, Shape, SharingExperts, TAPS, TOKEN_KINDS};
 use super::tokenizer;
 
 /// The number of routing by sigmoids in metadata.
 const SIGMOID: u32 = 2;
+/// The number of pooling by means in metadata.
+const MEAN: u32 = 1;
 
 impl Shape {
     /// All metadata of a file.
@@ -23,7 +25,9 @@ impl Shape {
             Kind::SharedExpert { .. } => "glm4moe",
             Kind::Latent { .. } => "deepseek2",
             Kind::Sinks { .. } => "gpt-oss",
+            Kind::Encoder { .. } => "bert",
         };
+        let context = if let Kind::Encoder { tokens } = self.kind { tokens } else { 8192 };
         metadata.insert("general.architecture", string(architecture));
         metadata.insert("general.name", string(name));
         metadata.insert("general.quantization_version", Value::U32(2));
@@ -32,7 +36,7 @@ impl Shape {
         };
         for (key, value) in [
             ("block_count", self.layers),
-            ("context_length", 8192),
+            ("context_length", context),
             ("embedding_length", self.width),
             ("feed_forward_length", self.hidden),
             ("attention.head_count", self.heads),
@@ -46,6 +50,9 @@ impl Shape {
         set("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
         self.insert_kind(&mut set);
         tokenizer::insert(self.vocabulary, &mut metadata);
+        if let Kind::Encoder { .. } = self.kind {
+            metadata.insert("tokenizer.ggml.token_type_count", Value::U32(TOKEN_KINDS));
+        }
         metadata
     }
 
@@ -53,6 +60,11 @@ impl Shape {
     fn insert_kind(&self, set: &mut dyn FnMut(&str, Value)) {
         match self.kind {
             Kind::Dense => {}
+            Kind::Encoder { .. } => {
+                set("attention.layer_norm_epsilon", Value::F32(1e-12));
+                set("attention.causal", Value::Bool(false));
+                set("pooling_type", Value::U32(MEAN));
+            }
             Kind::Experts { count, used } => self.insert_experts(count, used, self.hidden, set),
             Kind::Sinks { count, used, window } => {
                 self.insert_experts(count, used, self.hidden, set);

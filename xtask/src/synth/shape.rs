@@ -40,6 +40,8 @@ pub(super) enum Kind {
     SharedExpert { count: u32, used: u32, hidden: u32 },
     /// The same with latent attention: a GLM 4.7 Flash.
     Latent { latent: Latent, count: u32, used: u32, hidden: u32 },
+    /// Texts become vectors, of at most this number of tokens: a BERT.
+    Encoder { tokens: u32 },
 }
 
 /// Latent attention: the lengths of the latent rows of queries and of keys with values, and of the
@@ -70,6 +72,9 @@ pub(super) struct SharingExperts {
     pub(super) hidden: u32,
     pub(super) shared: u32,
 }
+
+/// Kinds of token of a BERT: of a first and of a second sentence.
+pub(super) const TOKEN_KINDS: u32 = 2;
 
 /// Taps of a hybrid's convolutions.
 pub(super) const TAPS: u32 = 4;
@@ -104,41 +109,74 @@ impl Shape {
         let mut tensors = vec![tensor("token_embd.weight", &table, Fill::Table)];
         tensors.extend(self.layer_inputs());
         for layer in 0..self.layers {
-            let mut block = vec![vector("attn_norm", self.width)];
-            match self.kind {
-                Kind::Blocks { experts, .. } if self.has_experts(layer) => {
-                    block.extend(self.sharing_experts(experts));
-                }
-                Kind::Hybrid { mixer, .. } | Kind::Blocks { mixer, .. }
-                    if !self.has_attention(layer) =>
-                {
-                    block.extend(self.mixer(mixer));
-                }
-                Kind::Delta { key_heads, value_heads, state, .. } if !self.has_attention(layer) => {
-                    block.extend(self.delta_net(key_heads, value_heads, state));
-                }
-                Kind::Latent { latent, .. } => block.extend(self.latent_attention(latent)),
-                _ => block.extend(self.attention(layer)),
-            }
-            let norm = match self.kind {
-                Kind::Delta { .. } | Kind::SharedExpert { .. } | Kind::Sinks { .. } => {
-                    "post_attention_norm"
-                }
-                _ => "ffn_norm",
+            let mut block = match self.kind {
+                Kind::Encoder { .. } => self.encoder_layer(),
+                _ => self.layer(layer),
             };
-            if !matches!(self.kind, Kind::Blocks { .. }) {
-                block.push(vector(norm, self.width));
-                block.extend(self.feed_forward(layer));
-            }
             block.extend(self.layer_input());
             let prefix = format!("blk.{layer}.");
             tensors
                 .extend(block.into_iter().map(|t| Tensor { name: prefix.clone() + &t.name, ..t }));
         }
+        if let Kind::Encoder { .. } = self.kind {
+            return tensors;
+        }
         tensors.push(vector("output_norm", self.width));
         if !self.tied {
             tensors.push(tensor("output.weight", &table, Fill::Table));
         }
+        tensors
+    }
+
+    /// A layer whose parts read normalised inputs.
+    fn layer(&self, layer: u32) -> Vec<Tensor> {
+        let mut block = vec![vector("attn_norm", self.width)];
+        match self.kind {
+            Kind::Blocks { experts, .. } if self.has_experts(layer) => {
+                block.extend(self.sharing_experts(experts));
+            }
+            Kind::Hybrid { mixer, .. } | Kind::Blocks { mixer, .. }
+                if !self.has_attention(layer) =>
+            {
+                block.extend(self.mixer(mixer));
+            }
+            Kind::Delta { key_heads, value_heads, state, .. } if !self.has_attention(layer) => {
+                block.extend(self.delta_net(key_heads, value_heads, state));
+            }
+            Kind::Latent { latent, .. } => block.extend(self.latent_attention(latent)),
+            _ => block.extend(self.attention(layer)),
+        }
+        let norm = match self.kind {
+            Kind::Delta { .. } | Kind::SharedExpert { .. } | Kind::Sinks { .. } => {
+                "post_attention_norm"
+            }
+            _ => "ffn_norm",
+        };
+        if !matches!(self.kind, Kind::Blocks { .. }) {
+            block.push(vector(norm, self.width));
+            block.extend(self.feed_forward(layer));
+        }
+        block
+    }
+
+    /// A layer whose sums are normalised, with a bias for every matrix.
+    fn encoder_layer(&self) -> Vec<Tensor> {
+        let (width, hidden) = (self.width, self.hidden);
+        let matrices = [
+            ("attn_q", width, width),
+            ("attn_k", width, width),
+            ("attn_v", width, width),
+            ("attn_output", width, width),
+            ("ffn_up", width, hidden),
+            ("ffn_down", hidden, width),
+        ];
+        let mut tensors = Vec::new();
+        for (name, cols, rows) in matrices {
+            tensors.push(matrix(name, &[cols, rows]));
+            tensors.push(constant(&format!("{name}.bias"), &[rows], 0.0));
+        }
+        tensors.extend(layer_norm("attn_output_norm", width));
+        tensors.extend(layer_norm("layer_output_norm", width));
         tensors
     }
 
@@ -308,8 +346,15 @@ impl Shape {
         ]
     }
 
-    /// What gives each layer of a Gemma its input, and the frequency factors of its global layers.
+    /// Tables of a BERT's positions and kinds of token, or what gives each layer of a Gemma its
+    /// input, with the frequency factors of its global layers.
     fn layer_inputs(&self) -> Vec<Tensor> {
+        if let Kind::Encoder { tokens } = self.kind {
+            let position = tensor("position_embd.weight", &[self.width, tokens], Fill::Precise);
+            let kinds = tensor("token_types.weight", &[self.width, TOKEN_KINDS], Fill::Precise);
+            let norm = layer_norm("token_embd_norm", self.width);
+            return [position, kinds].into_iter().chain(norm).collect();
+        }
         let Kind::Gemma { global_dim, input, .. } = self.kind else { return Vec::new() };
         let width = input * self.layers;
         vec![
@@ -341,6 +386,11 @@ fn matrix(name: &str, shape: &[u32]) -> Tensor {
 /// The weight of a norm.
 fn vector(name: &str, len: u32) -> Tensor {
     constant(&format!("{name}.weight"), &[len], 1.0)
+}
+
+/// Weight and bias of a layer norm.
+fn layer_norm(name: &str, len: u32) -> [Tensor; 2] {
+    [vector(name, len), constant(&format!("{name}.bias"), &[len], 0.0)]
 }
 
 fn constant(name: &str, shape: &[u32], value: f32) -> Tensor {

@@ -66,6 +66,8 @@ pub(crate) enum Size {
     /// Ten layers of GLM 4.7 Flash, the first without experts, with a smaller vocabulary: latent
     /// attention, a shared expert and 64 others, of which a token uses four.
     GlmFlash,
+    /// BGE Large: an encoder, for vectors of texts of up to 512 tokens.
+    BgeLarge,
 }
 
 impl Size {
@@ -135,6 +137,7 @@ impl Size {
             Size::GptOss => gpt_oss(one_b),
             Size::GlmMoe => glm(one_b),
             Size::GlmFlash => glm_flash(one_b),
+            Size::BgeLarge => bge_large(one_b),
         }
     }
 }
@@ -324,6 +327,20 @@ fn glm_flash(one_b: Shape) -> Shape {
         vocabulary: 32_768,
         tied: false,
         kind: Kind::Latent { latent, count: 64, used: 4, hidden: 1536 },
+        ..one_b
+    }
+}
+
+/// BGE Large.
+fn bge_large(one_b: Shape) -> Shape {
+    Shape {
+        layers: 24,
+        width: 1024,
+        hidden: 4096,
+        heads: 16,
+        kv_heads: 16,
+        vocabulary: 30_522,
+        kind: Kind::Encoder { tokens: 512 },
         ..one_b
     }
 }

@@ -97,6 +97,17 @@ fn experts_hybrids_and_shared_layers_run() {
     }
 }
 
+#[test]
+fn encoders_have_plans() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("encoder.gguf");
+    let shape = Shape { layers: 2, vocabulary: 512, ..Size::BgeLarge.shape() };
+    write((&shape, None), Format::Q8_0, 0.0, 1, "encoder", &out).unwrap();
+    let file = File::open(out).unwrap();
+    let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
+    assert_eq!(plan.ops.last().map(|op| op.name()), Some("pool"));
+}
+
 /// Runs a few tokens: the logits are of an ordinary size.
 fn check(file: &Arc<File>, name: &str) -> Arc<Plan> {
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
@@ -156,6 +167,7 @@ fn large_shapes_are_those_of_the_models() {
     assert_eq!(parameters(Size::GptOss.shape()), 116_829_156_672);
     assert_eq!(parameters(Size::Nemotron.shape()), 31_577_940_288);
     assert_eq!(parameters(Size::Granite.shape()), 6_939_037_248);
+    assert_eq!(parameters(Size::BgeLarge.shape()), 334_092_288);
 }
 
 #[test]
