@@ -111,9 +111,12 @@ impl Packing {
         if let Some(base) = format.base() {
             return Packing::of(base);
         }
+        let in_halves = packing(Layout::F16, Packer::Halves);
         if let Some((codes, reader)) = groups(format) {
             let packer = Packer::Groups(reader);
             return match codes {
+                // No layout has minima for 16 columns.
+                Codes::TwoBits => in_halves,
                 Codes::Signed => packing(Layout::Signed, packer),
                 Codes::Unsigned => packing(Layout::Unsigned, packer),
                 Codes::Nibbles => packing(Layout::Nibbles, packer),
@@ -131,7 +134,7 @@ impl Packing {
             Format::F32 | Format::F64 | Format::I32 => packing(Layout::F32, Packer::Floats),
             Format::F16 => packing(Layout::F16, Packer::Words),
             Format::BF16 => packing(Layout::Bf16, Packer::Words),
-            _ => packing(Layout::F16, Packer::Halves),
+            _ => in_halves,
         }
     }
 
@@ -188,7 +191,7 @@ impl Packing {
     /// Packs the groups of a row. Returns the row's factor.
     fn pack_groups(&self, groups: &[Group], codes: &mut [u32], scales: &mut [u32]) -> f32 {
         let has_min = matches!(self.layout, Layout::Unsigned | Layout::Nibbles);
-        let numbers = |g: &Group| if has_min { [g.scales[0], g.min] } else { g.scales };
+        let numbers = |g: &Group| if has_min { [g.scales[0], g.mins[0]] } else { g.scales };
         let largest = groups.iter().flat_map(numbers).fold(0.0f32, |max, x| max.max(x.abs()));
         let unit = power_of_two(largest) / LARGEST_SCALE as f32;
         let words = codes.chunks_exact_mut(self.layout.group_words());

@@ -5,17 +5,25 @@
 use bytemuck::Pod;
 use half::f16;
 
-use super::{Format, fp4, iq4, k, q};
+use super::runs::{self, Runs};
+use super::{Format, fp4, iq, iq4, k, low_bit, q};
 
 /// 32 columns of a row: `scale * code + min`.
 #[derive(Clone, Copy, Default)]
 pub struct Group {
     /// Of each 16 columns; where a format has one scale for 32, twice the same.
     pub scales: [f32; 2],
-    /// Added to all; 0 in formats without.
-    pub min: f32,
+    /// Likewise; 0 in formats without.
+    pub mins: [f32; 2],
     /// See [`Codes`].
     pub codes: [u8; 32],
+}
+
+impl Group {
+    /// A group with one scale and minimum.
+    fn of(scale: f32, min: f32, codes: [u8; 32]) -> Group {
+        Group { scales: [scale; 2], mins: [min; 2], codes }
+    }
 }
 
 /// Passes all groups of a row to a callback, from the first to the last.
@@ -30,22 +38,40 @@ pub enum Codes {
     Unsigned,
     /// Numbers from 0 to 15, with a minimum.
     Nibbles,
+    /// Numbers from 0 to 3, with a minimum for each 16 columns.
+    TwoBits,
     /// Indices of a codebook.
     Indices(&'static [i8; 16]),
 }
+
+/// The numbers of Q3_K's codes.
+const CODEBOOK_Q3_K: [i8; 16] = [-4, -3, -2, -1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// How the groups of a dense format are read; none where it has no common form.
 pub fn groups(format: Format) -> Option<(Codes, GroupReader)> {
     Some(match format {
         Format::Q8_0 => (Codes::Signed, q8_0),
-        Format::Q5_0 => (Codes::Signed, q5_0),
         Format::Q6_K => (Codes::Signed, q6_k),
-        Format::Q3_K => (Codes::Signed, q3_k),
+        Format::Q5_0 => (Codes::Unsigned, q5_0),
         Format::Q5_1 => (Codes::Unsigned, q5_1),
         Format::Q5_K => (Codes::Unsigned, q5_k),
         Format::Q4_0 => (Codes::Nibbles, q4_0),
         Format::Q4_1 => (Codes::Nibbles, q4_1),
         Format::Q4_K => (Codes::Nibbles, q4_k),
+        Format::Q2_K => (Codes::TwoBits, q2_k),
+        Format::Q3_K => (Codes::Indices(&CODEBOOK_Q3_K), q3_k),
+        Format::IQ1_S => of_runs::<iq::IQ1_S>(),
+        Format::IQ1_M => of_runs::<iq::IQ1_M>(),
+        Format::IQ2_XXS => of_runs::<iq::IQ2_XXS>(),
+        Format::IQ2_XS => of_runs::<iq::IQ2_XS>(),
+        Format::IQ2_S => of_runs::<iq::IQ2_S>(),
+        Format::IQ3_XXS => of_runs::<iq::IQ3_XXS>(),
+        Format::IQ3_S => of_runs::<iq::IQ3_S>(),
+        Format::Q1_0 => of_runs::<low_bit::Q1_0>(),
+        Format::Q2_0 => of_runs::<low_bit::Q2_0>(),
+        Format::TQ1_0 => of_runs::<low_bit::TQ1_0>(),
+        Format::TQ2_0 => of_runs::<low_bit::TQ2_0>(),
+        Format::NVFP4 => (Codes::Indices(&fp4::CODEBOOK), nvfp4),
         Format::IQ4_NL => (Codes::Indices(&iq4::CODEBOOK), iq4_nl),
         Format::IQ4_XS => (Codes::Indices(&iq4::CODEBOOK), iq4_xs),
         Format::MXFP4 => (Codes::Indices(&fp4::CODEBOOK), mxfp4),
@@ -56,46 +82,57 @@ pub fn groups(format: Format) -> Option<(Codes, GroupReader)> {
 fn q4_0(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q4_0>(row, |b| {
         let d = half(b.d);
-        show(Group { scales: [d; 2], min: -8.0 * d, codes: nibbles(&b.qs) });
+        show(Group::of(d, -8.0 * d, nibbles(&b.qs)));
     });
 }
 
 fn q4_1(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q4_1>(row, |b| {
-        show(Group { scales: [half(b.d); 2], min: half(b.m), codes: nibbles(&b.qs) });
+        show(Group::of(half(b.d), half(b.m), nibbles(&b.qs)));
     });
 }
 
 fn q5_0(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q5_0>(row, |b| {
-        let codes = fifth_bits(nibbles(&b.qs), b.qh).map(|code| code + 112);
-        show(Group { scales: [half(b.d); 2], min: 0.0, codes });
+        let (d, codes) = (half(b.d), fifth_bits(nibbles(&b.qs), b.qh));
+        show(Group::of(d, -16.0 * d, codes));
     });
 }
 
 fn q5_1(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q5_1>(row, |b| {
         let codes = fifth_bits(nibbles(&b.qs), b.qh);
-        show(Group { scales: [half(b.d); 2], min: half(b.m), codes });
+        show(Group::of(half(b.d), half(b.m), codes));
     });
 }
 
 fn q8_0(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<q::Q8_0>(row, |b| {
         let codes = b.qs.map(|code| code as u8 ^ 128);
-        show(Group { scales: [half(b.d); 2], min: 0.0, codes });
+        show(Group::of(half(b.d), 0.0, codes));
     });
 }
 
 fn iq4_nl(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<iq4::IQ4_NL>(row, |b| {
-        show(Group { scales: [half(b.d); 2], min: 0.0, codes: nibbles(&b.qs) });
+        show(Group::of(half(b.d), 0.0, nibbles(&b.qs)));
     });
 }
 
 fn mxfp4(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<fp4::MXFP4>(row, |b| {
-        show(Group { scales: [fp4::half_e8m0(b.e); 2], min: 0.0, codes: nibbles(&b.qs) });
+        show(Group::of(fp4::half_e8m0(b.e), 0.0, nibbles(&b.qs)));
+    });
+}
+
+fn nvfp4(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<fp4::NVFP4>(row, |b| {
+        for group in [0, 2] {
+            // Of each 16 elements, the low nibbles come first.
+            let code = |i: usize| b.qs[group + i / 16][i % 8] >> (i % 16 / 8 * 4) & 15;
+            let scales = [0, 1].map(|i| fp4::half_ue4m3(b.d[group + i]));
+            show(Group { scales, mins: [0.0; 2], codes: std::array::from_fn(code) });
+        }
     });
 }
 
@@ -106,7 +143,7 @@ fn iq4_xs(row: &[u8], show: &mut dyn FnMut(Group)) {
             let low = b.scales_l[group / 2] >> (group % 2 * 4) & 15;
             let scale = i16::from(low) | ((high >> (2 * group) & 3) as i16) << 4;
             let scale = half(b.d) * f32::from(scale - 32);
-            show(Group { scales: [scale; 2], min: 0.0, codes: nibbles(qs) });
+            show(Group::of(scale, 0.0, nibbles(qs)));
         }
     });
 }
@@ -123,10 +160,24 @@ fn q5_k(row: &[u8], show: &mut dyn FnMut(Group)) {
     });
 }
 
+fn q2_k(row: &[u8], show: &mut dyn FnMut(Group)) {
+    each::<k::Q2_K>(row, |b| {
+        let (d, dmin) = (half(b.d), half(b.dmin));
+        for (group, sixteens) in b.scales.chunks_exact(2).enumerate() {
+            let of_sixteens = |number: fn(u8) -> f32| [number(sixteens[0]), number(sixteens[1])];
+            show(Group {
+                scales: of_sixteens(|byte| f32::from(byte & 15)).map(|scale| d * scale),
+                mins: of_sixteens(|byte| f32::from(byte >> 4)).map(|min| -(dmin * min)),
+                codes: std::array::from_fn(|i| b.code(32 * group + i)),
+            });
+        }
+    });
+}
+
 fn q3_k(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<k::Q3_K>(row, |b| {
         let scale = |group| half(b.d) * f32::from(b.group_scale(group));
-        with_sixteens(scale, |i| b.code(i) + 124).for_each(&mut *show);
+        with_sixteens(scale, |i| b.code(i)).for_each(&mut *show);
     });
 }
 
@@ -135,6 +186,10 @@ fn q6_k(row: &[u8], show: &mut dyn FnMut(Group)) {
         let scale = |group: usize| half(b.d) * f32::from(b.scales[group]);
         with_sixteens(scale, |i| b.code(i) + 96).for_each(&mut *show);
     });
+}
+
+fn of_runs<B: Runs>() -> (Codes, GroupReader) {
+    (Codes::Indices(&B::CODEBOOK), runs::groups::<B>)
 }
 
 fn each<B: Pod>(row: &[u8], show: impl FnMut(&B)) {
@@ -165,7 +220,7 @@ fn with_minima(
         let (scale, min) = k::scale_and_min(scales, group);
         let scale = half(d) * f32::from(scale);
         let codes = std::array::from_fn(|i| code(32 * group + i));
-        Group { scales: [scale; 2], min: -(half(dmin) * f32::from(min)), codes }
+        Group::of(scale, -(half(dmin) * f32::from(min)), codes)
     })
 }
 
@@ -176,7 +231,7 @@ fn with_sixteens(
 ) -> impl Iterator<Item = Group> {
     (0..8).map(move |group| Group {
         scales: [scale(2 * group), scale(2 * group + 1)],
-        min: 0.0,
+        mins: [0.0; 2],
         codes: std::array::from_fn(|i| code(32 * group + i)),
     })
 }

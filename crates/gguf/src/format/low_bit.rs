@@ -2,7 +2,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::block::{Block, scale};
+use super::block::scale;
+use super::runs::{RUN, Runs};
 
 /// Blocks of 128 signs: `d` where the bit is set, `-d` where it is not.
 #[repr(C)]
@@ -53,56 +54,67 @@ fn ternary_digit(byte: u8, n: usize) -> u8 {
     ((u16::from(rest) * 3) >> 8) as u8
 }
 
-/// A code minus one, as a float.
-fn centred(code: u8) -> f32 {
-    f32::from(code) - 1.0
+/// The numbers of codes from -1 on.
+const CENTRED: [i8; 16] = [-1, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// Run `i` of codes, each of which `code` gives for an element.
+fn run_of(i: usize, code: impl Fn(usize) -> u8) -> [u8; RUN] {
+    std::array::from_fn(|j| code(RUN * i + j))
 }
 
-impl Block for Q1_0 {
+impl Runs for Q1_0 {
     const ELEMENTS: usize = 128;
+    const CODEBOOK: [i8; 16] = [-1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (i, value) in out.iter_mut().enumerate() {
-            *value = if (self.qs[i / 8] >> (i % 8)) & 1 == 1 { d } else { -d };
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d)
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        (1, std::array::from_fn(|j| (self.qs[i] >> j) & 1))
     }
 }
 
-impl Block for Q2_0 {
+impl Runs for Q2_0 {
     const ELEMENTS: usize = 64;
+    const CODEBOOK: [i8; 16] = CENTRED;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (i, value) in out.iter_mut().enumerate() {
-            *value = centred((self.qs[i / 4] >> (i % 4 * 2)) & 3) * d;
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d)
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        (1, run_of(i, |i| (self.qs[i / 4] >> (i % 4 * 2)) & 3))
     }
 }
 
-impl Block for TQ1_0 {
+impl Runs for TQ1_0 {
     const ELEMENTS: usize = 256;
+    const CODEBOOK: [i8; 16] = CENTRED;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        let (first, rest) = out.split_at_mut(160);
-        let (second, last) = rest.split_at_mut(80);
-        let parts = [(first, &self.qs[..32]), (second, &self.qs[32..]), (last, &self.qh[..])];
-        for (out, bytes) in parts {
-            for (i, value) in out.iter_mut().enumerate() {
-                *value = centred(ternary_digit(bytes[i % bytes.len()], i / bytes.len())) * d;
-            }
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d)
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        let codes = run_of(i, |i| match i {
+            0..160 => ternary_digit(self.qs[i % 32], i / 32),
+            160..240 => ternary_digit(self.qs[32 + i % 16], (i - 160) / 16),
+            _ => ternary_digit(self.qh[i % 4], (i - 240) / 4),
+        });
+        (1, codes)
     }
 }
 
-impl Block for TQ2_0 {
+impl Runs for TQ2_0 {
     const ELEMENTS: usize = 256;
+    const CODEBOOK: [i8; 16] = CENTRED;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (i, value) in out.iter_mut().enumerate() {
-            *value = centred((self.qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3) * d;
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d)
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        (1, run_of(i, |i| (self.qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3))
     }
 }

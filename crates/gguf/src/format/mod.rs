@@ -11,6 +11,7 @@ pub mod k;
 pub mod low_bit;
 pub mod plain;
 pub mod q;
+mod runs;
 mod scale_search;
 pub mod sparse;
 mod sparse_rows;
@@ -18,4 +19,5 @@ mod table;
 
 pub use block::Block;
 pub use groups::{Codes, Group, GroupReader, groups};
+pub use runs::{CodedBlock, CodedBlockReader, coded_blocks};
 pub use table::Format;

@@ -5,19 +5,21 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::format::block::{Block, scale};
+use crate::format::block::scale;
+use crate::format::runs::{RUN, Runs};
 
 pub mod tables;
 
 const ELEMENTS: usize = 256;
-/// Magnitudes of the IQ2 grids; the fourth is never used.
-const MAGNITUDES_IQ2: [f32; 4] = [8.0, 25.0, 43.0, 0.0];
-/// Magnitudes of the IQ3_XXS grid.
-const MAGNITUDES_IQ3_XXS: [f32; 8] = [4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0];
-/// Magnitudes of the IQ3_S grid.
-const MAGNITUDES_IQ3_S: [f32; 8] = [1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0];
-/// The shift of all elements of an IQ1 grid point, up or down.
-const DELTA: f32 = 0.125;
+/// The numbers of IQ2: the index is that of a magnitude, plus 8 for its negative.
+const CODEBOOK_IQ2: [i8; 16] = [8, 25, 43, 0, 0, 0, 0, 0, -8, -25, -43, 0, 0, 0, 0, 0];
+/// The numbers of IQ3_XXS, in the same order.
+const CODEBOOK_IQ3_XXS: [i8; 16] =
+    [4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62];
+/// The numbers of IQ3_S, in the same order.
+const CODEBOOK_IQ3_S: [i8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15];
+/// The numbers of IQ1, in eighths: -1, 0 and 1, shifted up by an eighth, or from index 8 on down.
+const CODEBOOK_IQ1: [i8; 16] = [-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7, 0, 0, 0, 0, 0];
 
 /// 2.06 bits: per 32 elements four indices of 8 bits, four signs of 7 bits and a scale of 4 bits.
 #[repr(C)]
@@ -120,132 +122,143 @@ fn nibble(bytes: &[u8], i: usize) -> u8 {
     (bytes[i / 2] >> (i % 2 * 4)) & 15
 }
 
-/// Eight values of an IQ2 grid point.
-fn put_iq2(out: &mut [f32], point: u16, signs: u8, scale: f32) {
-    for (j, value) in out.iter_mut().enumerate() {
-        let magnitude = scale * MAGNITUDES_IQ2[usize::from(point >> (2 * j)) & 3];
-        *value = if (signs >> j) & 1 == 1 { -magnitude } else { magnitude };
-    }
+/// The integer that a scale of 3 or 4 bits stands for. Some formats define it as `scale + 0.5`: their
+/// block's scale is half as large here.
+fn twice_plus_one(scale: u32) -> u8 {
+    (2 * scale + 1) as u8
 }
 
-/// Eight values of two IQ3 grid points.
-fn put_iq3(out: &mut [f32], points: [u16; 2], magnitudes: &[f32; 8], signs: u8, scale: f32) {
-    for (j, value) in out.iter_mut().enumerate() {
-        let magnitude = scale * magnitudes[usize::from(points[j / 4] >> (3 * (j % 4))) & 7];
-        *value = if (signs >> j) & 1 == 1 { -magnitude } else { magnitude };
-    }
+/// The indices of an IQ2 grid point.
+fn indices_iq2(point: u16, signs: u8) -> [u8; RUN] {
+    std::array::from_fn(|j| ((point >> (2 * j)) & 3) as u8 | ((signs >> j) & 1) << 3)
 }
 
-/// Eight values of an IQ1 grid point, whose values are -1, 0 and 1.
-fn put_iq1(out: &mut [f32], point: u16, shift_down: bool, scale: f32) {
-    let delta = if shift_down { -DELTA } else { DELTA };
-    for (j, value) in out.iter_mut().enumerate() {
-        *value = scale * (f32::from((point >> (2 * j)) & 3) - 1.0 + delta);
-    }
+/// The indices of two IQ3 grid points.
+fn indices_iq3(points: [u16; 2], signs: u8) -> [u8; RUN] {
+    std::array::from_fn(|j| ((points[j / 4] >> (3 * (j % 4))) & 7) as u8 | ((signs >> j) & 1) << 3)
 }
 
-impl Block for IQ2_XXS {
+/// The indices of an IQ1 grid point.
+fn indices_iq1(point: u16, shifts_down: bool) -> [u8; RUN] {
+    std::array::from_fn(|j| ((point >> (2 * j)) & 3) as u8 | u8::from(shifts_down) << 3)
+}
+
+impl Runs for IQ2_XXS {
     const ELEMENTS: usize = ELEMENTS;
+    const CODEBOOK: [i8; 16] = CODEBOOK_IQ2;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (run, out) in out.chunks_exact_mut(8).enumerate() {
-            let [i0, i1, i2, i3, word @ ..] = self.qs[run / 4];
-            let word = u32::from_le_bytes(word);
-            let index = [i0, i1, i2, i3][run % 4];
-            let db = d * (0.5 + (word >> 28) as f32) * 0.25;
-            let signs = even_signs(word >> (7 * (run % 4)));
-            put_iq2(out, tables::IQ2_XXS[usize::from(index)], signs, db);
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d) * 0.125
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        let [i0, i1, i2, i3, word @ ..] = self.qs[i / 4];
+        let word = u32::from_le_bytes(word);
+        let index = [i0, i1, i2, i3][i % 4];
+        let signs = even_signs(word >> (7 * (i % 4)));
+        let point = tables::IQ2_XXS[usize::from(index)];
+        (twice_plus_one(word >> 28), indices_iq2(point, signs))
     }
 }
 
-impl Block for IQ2_XS {
+impl Runs for IQ2_XS {
     const ELEMENTS: usize = ELEMENTS;
+    const CODEBOOK: [i8; 16] = CODEBOOK_IQ2;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (run, out) in out.chunks_exact_mut(8).enumerate() {
-            let word = u16::from_le_bytes(self.qs[run]);
-            let db = d * (0.5 + f32::from(nibble(&self.scales, run / 2))) * 0.25;
-            let point = tables::IQ2_XS[usize::from(word & 511)];
-            put_iq2(out, point, even_signs(u32::from(word >> 9)), db);
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d) * 0.125
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        let word = u16::from_le_bytes(self.qs[i]);
+        let scale = twice_plus_one(nibble(&self.scales, i / 2).into());
+        let point = tables::IQ2_XS[usize::from(word & 511)];
+        (scale, indices_iq2(point, even_signs(u32::from(word >> 9))))
     }
 }
 
-impl Block for IQ2_S {
+impl Runs for IQ2_S {
     const ELEMENTS: usize = ELEMENTS;
+    const CODEBOOK: [i8; 16] = CODEBOOK_IQ2;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (run, out) in out.chunks_exact_mut(8).enumerate() {
-            let high = (self.qh[run / 4] >> (run % 4 * 2)) & 3;
-            let index = usize::from(self.qs[run]) | (usize::from(high) << 8);
-            let db = d * (0.5 + f32::from(nibble(&self.scales, run / 2))) * 0.25;
-            put_iq2(out, tables::IQ2_S[index], self.signs[run], db);
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d) * 0.125
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        let high = (self.qh[i / 4] >> (i % 4 * 2)) & 3;
+        let index = usize::from(self.qs[i]) | (usize::from(high) << 8);
+        let scale = twice_plus_one(nibble(&self.scales, i / 2).into());
+        (scale, indices_iq2(tables::IQ2_S[index], self.signs[i]))
     }
 }
 
-impl Block for IQ3_XXS {
+impl Runs for IQ3_XXS {
     const ELEMENTS: usize = ELEMENTS;
+    const CODEBOOK: [i8; 16] = CODEBOOK_IQ3_XXS;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (run, out) in out.chunks_exact_mut(8).enumerate() {
-            let word = u32::from_le_bytes(self.scales_and_signs[run / 4]);
-            let db = d * (0.5 + (word >> 28) as f32) * 0.5;
-            let signs = even_signs(word >> (7 * (run % 4)));
-            let points = [2 * run, 2 * run + 1].map(|i| tables::IQ3_XXS[usize::from(self.qs[i])]);
-            put_iq3(out, points, &MAGNITUDES_IQ3_XXS, signs, db);
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d) * 0.25
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        let word = u32::from_le_bytes(self.scales_and_signs[i / 4]);
+        let signs = even_signs(word >> (7 * (i % 4)));
+        let points = [2 * i, 2 * i + 1].map(|i| tables::IQ3_XXS[usize::from(self.qs[i])]);
+        (twice_plus_one(word >> 28), indices_iq3(points, signs))
     }
 }
 
-impl Block for IQ3_S {
+impl Runs for IQ3_S {
     const ELEMENTS: usize = ELEMENTS;
+    const CODEBOOK: [i8; 16] = CODEBOOK_IQ3_S;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (run, out) in out.chunks_exact_mut(8).enumerate() {
-            let db = d * f32::from(1 + 2 * nibble(&self.scales, run / 4));
-            let points = [2 * run, 2 * run + 1].map(|i| {
-                let high = (self.qh[i / 8] >> (i % 8)) & 1;
-                tables::IQ3_S[usize::from(self.qs[i]) | (usize::from(high) << 8)]
-            });
-            put_iq3(out, points, &MAGNITUDES_IQ3_S, self.signs[run], db);
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d)
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        let points = [2 * i, 2 * i + 1].map(|i| {
+            let high = (self.qh[i / 8] >> (i % 8)) & 1;
+            tables::IQ3_S[usize::from(self.qs[i]) | (usize::from(high) << 8)]
+        });
+        let scale = twice_plus_one(nibble(&self.scales, i / 4).into());
+        (scale, indices_iq3(points, self.signs[i]))
     }
 }
 
-impl Block for IQ1_S {
+impl Runs for IQ1_S {
     const ELEMENTS: usize = ELEMENTS;
+    const CODEBOOK: [i8; 16] = CODEBOOK_IQ1;
 
-    fn dequantize(&self, out: &mut [f32]) {
-        let d = scale(self.d);
-        for (run, out) in out.chunks_exact_mut(8).enumerate() {
-            let word = u16::from_le_bytes(self.qh[run / 4]);
-            let dl = d * f32::from(2 * ((word >> 12) & 7) + 1);
-            let high = usize::from(word >> (3 * (run % 4))) & 7;
-            let point = tables::IQ1[usize::from(self.qs[run]) | (high << 8)];
-            put_iq1(out, point, word & 0x8000 != 0, dl);
-        }
+    fn block_scale(&self) -> f32 {
+        scale(self.d) * 0.125
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        let word = u16::from_le_bytes(self.qh[i / 4]);
+        let high = usize::from(word >> (3 * (i % 4))) & 7;
+        let point = tables::IQ1[usize::from(self.qs[i]) | (high << 8)];
+        let scale = twice_plus_one(u32::from(word >> 12) & 7);
+        (scale, indices_iq1(point, word & 0x8000 != 0))
     }
 }
 
-impl Block for IQ1_M {
+impl Runs for IQ1_M {
     const ELEMENTS: usize = ELEMENTS;
+    const CODEBOOK: [i8; 16] = CODEBOOK_IQ1;
 
-    fn dequantize(&self, out: &mut [f32]) {
+    fn block_scale(&self) -> f32 {
         let words = self.scales.map(u16::from_le_bytes);
         let quarters = words.iter().enumerate().map(|(i, word)| (word >> 12) << (4 * i));
-        let d = scale(quarters.sum::<u16>().to_le_bytes());
-        for (run, out) in out.chunks_exact_mut(8).enumerate() {
-            let sc = (words[run / 8] >> (run / 2 % 4 * 3)) & 7;
-            let high = nibble(&self.qh, run);
-            let point = tables::IQ1[usize::from(self.qs[run]) | (usize::from(high & 7) << 8)];
-            put_iq1(out, point, high & 8 != 0, d * f32::from(2 * sc + 1));
-        }
+        scale(quarters.sum::<u16>().to_le_bytes()) * 0.125
+    }
+
+    fn run(&self, i: usize) -> (u8, [u8; RUN]) {
+        let word = u16::from_le_bytes(self.scales[i / 8]);
+        let scale = twice_plus_one(u32::from(word >> (i / 2 % 4 * 3)) & 7);
+        let high = nibble(&self.qh, i);
+        let point = tables::IQ1[usize::from(self.qs[i]) | (usize::from(high & 7) << 8)];
+        (scale, indices_iq1(point, high & 8 != 0))
     }
 }

@@ -1,0 +1,109 @@
+//! Blocks whose values are a scale times small numbers of a codebook, in runs of eight elements.
+
+use bytemuck::Pod;
+
+use super::block::Block;
+use super::groups::Group;
+use super::{Format, iq, low_bit};
+
+/// Elements of a run.
+pub(super) const RUN: usize = 8;
+
+/// A block of runs of eight elements.
+pub(super) trait Runs: Pod {
+    /// The number of elements of a block, a multiple of 32.
+    const ELEMENTS: usize;
+    /// The numbers, from -63 to 63.
+    const CODEBOOK: [i8; 16];
+
+    /// The scale of the block.
+    fn block_scale(&self) -> f32;
+
+    /// Run `i`: an integer that multiplies the block's scale, up to 31, the same in two
+    /// neighbouring runs, and the indices of the numbers.
+    fn run(&self, i: usize) -> (u8, [u8; RUN]);
+}
+
+impl<B: Runs> Block for B {
+    const ELEMENTS: usize = B::ELEMENTS;
+
+    fn dequantize(&self, out: &mut [f32]) {
+        let numbers = const { floats(&B::CODEBOOK) };
+        let block_scale = self.block_scale();
+        for (i, out) in out.chunks_exact_mut(RUN).enumerate() {
+            let (scale, indices) = self.run(i);
+            let scale = block_scale * f32::from(scale);
+            for (value, index) in out.iter_mut().zip(indices) {
+                *value = scale * numbers[usize::from(index & 15)];
+            }
+        }
+    }
+}
+
+const fn floats(codebook: &[i8; 16]) -> [f32; 16] {
+    let (mut numbers, mut i) = ([0.0; 16], 0);
+    while i < 16 {
+        numbers[i] = codebook[i] as f32;
+        i += 1;
+    }
+    numbers
+}
+
+/// Passes all groups of a row of such blocks to a callback.
+pub(super) fn groups<B: Runs>(row: &[u8], show: &mut dyn FnMut(Group)) {
+    for block in bytemuck::cast_slice::<_, B>(row) {
+        let block_scale = block.block_scale();
+        for first in (0..<B as Runs>::ELEMENTS / RUN).step_by(32 / RUN) {
+            let runs: [_; 32 / RUN] = std::array::from_fn(|i| block.run(first + i));
+            let scales = [0, 2].map(|i| block_scale * f32::from(runs[i].0));
+            let codes = std::array::from_fn(|i| runs[i / RUN].1[i % RUN]);
+            show(Group { scales, mins: [0.0; 2], codes });
+        }
+    }
+}
+
+/// 256 columns of a row: `scale * scales[i / 16] * codebook[codes[i]]`.
+#[derive(Clone, Copy, Debug)]
+pub struct CodedBlock {
+    /// Of all columns.
+    pub scale: f32,
+    /// Integers up to 31, for each 16 columns.
+    pub scales: [u8; 16],
+    /// Indices of the codebook.
+    pub codes: [u8; 256],
+}
+
+/// Gives block `i` of a row.
+pub type CodedBlockReader = fn(row: &[u8], i: usize) -> CodedBlock;
+
+/// How the blocks of a format are read whose values are a scale for 256 columns times small
+/// integers, and its codebook; none for other formats.
+pub fn coded_blocks(format: Format) -> Option<(&'static [i8; 16], CodedBlockReader)> {
+    Some(match format {
+        Format::IQ1_S => of_runs::<iq::IQ1_S>(),
+        Format::IQ1_M => of_runs::<iq::IQ1_M>(),
+        Format::IQ2_XXS => of_runs::<iq::IQ2_XXS>(),
+        Format::IQ2_XS => of_runs::<iq::IQ2_XS>(),
+        Format::IQ2_S => of_runs::<iq::IQ2_S>(),
+        Format::IQ3_XXS => of_runs::<iq::IQ3_XXS>(),
+        Format::IQ3_S => of_runs::<iq::IQ3_S>(),
+        Format::TQ1_0 => of_runs::<low_bit::TQ1_0>(),
+        Format::TQ2_0 => of_runs::<low_bit::TQ2_0>(),
+        _ => return None,
+    })
+}
+
+fn of_runs<B: Runs>() -> (&'static [i8; 16], CodedBlockReader) {
+    (&B::CODEBOOK, coded_block::<B>)
+}
+
+fn coded_block<B: Runs>(row: &[u8], i: usize) -> CodedBlock {
+    let block: &B = bytemuck::from_bytes(&row[i * size_of::<B>()..][..size_of::<B>()]);
+    let mut coded = CodedBlock { scale: block.block_scale(), scales: [0; 16], codes: [0; 256] };
+    for (i, codes) in coded.codes.chunks_exact_mut(RUN).enumerate() {
+        let (scale, indices) = block.run(i);
+        coded.scales[i / 2] = scale;
+        codes.copy_from_slice(&indices);
+    }
+    coded
+}
