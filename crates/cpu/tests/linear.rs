@@ -358,7 +358,7 @@ fn formats_without_a_layout_become_floats() {
     let (rows, cols, tokens) = (18, 512, 3);
     let x = noise.normals(tokens * cols);
     // Half precision reaches to 65504, so numbers of 16 bits fit.
-    let half = [Format::TQ2_0, Format::I8, Format::I16, Format::Q8_1, Format::Q8_K];
+    let half = [Format::I8, Format::I16, Format::Q8_1, Format::Q8_K];
     let single = [Format::F64, Format::I32, Format::I64];
     for format in half.into_iter().chain(single) {
         assert_eq!(PackedLayout::native(format), None);

@@ -79,20 +79,7 @@ fn all_types_of_the_parity_data_multiply() {
 #[test]
 fn repacked_types_lose_nothing_that_matters() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/quants");
-    let repacked = [
-        Format::IQ1_S,
-        Format::IQ1_M,
-        Format::IQ2_XXS,
-        Format::IQ2_XS,
-        Format::IQ2_S,
-        Format::IQ3_XXS,
-        Format::IQ3_S,
-        Format::NVFP4,
-        Format::Q1_0,
-        Format::Q2_0,
-        Format::TQ1_0,
-        Format::TQ2_0,
-    ];
+    let repacked = [Format::NVFP4, Format::Q1_0, Format::Q2_0];
     for format in repacked {
         assert_eq!(PackedLayout::native(format), None, "{format:?}");
         let name = format.name().to_lowercase();

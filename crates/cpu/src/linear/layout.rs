@@ -11,12 +11,14 @@
 //! `4s..4s+4` of row `r`: the operand of one dot instruction.
 
 use bodkin_gguf::Format;
+use bodkin_gguf::format::coded_blocks;
 
 use super::activations::ActivationFormat;
 use super::lanes::PANEL_ROWS;
 use crate::isa::Isa;
 
 mod bits;
+mod codebook;
 mod float;
 mod iq4_nl;
 mod iq4_xs;
@@ -31,12 +33,14 @@ mod q6_k;
 mod q8_0;
 mod traits;
 
+pub(crate) use codebook::{SOURCE_BYTES as CODED_BYTES, put_source};
 pub(crate) use float::{Bf16, F16, F32};
 pub(crate) use q4_0::Q4_0;
 pub(crate) use q8_0::Q8_0;
 pub(crate) use traits::{Codes, FloatLayout, IntegerLayout, VisitLayout};
 
-/// The table of layouts: name, GGUF format that it stores exactly, arithmetic, type.
+/// The table of layouts: name, GGUF format that it stores exactly (or one of those), arithmetic,
+/// type.
 macro_rules! layouts {
     ($($layout:ident $format:ident $visit:ident $type:path;)*) => {
         /// The layout of a packed weight.
@@ -54,11 +58,11 @@ macro_rules! layouts {
             pub fn native(format: Format) -> Option<PackedLayout> {
                 match format.base().unwrap_or(format) {
                     $(Format::$format => Some(PackedLayout::$layout),)*
-                    _ => None,
+                    format => coded_blocks(format).map(|_| PackedLayout::Codebook),
                 }
             }
 
-            /// The format that this layout stores.
+            /// The format that this layout stores, or one of those.
             pub fn format(self) -> Format {
                 match self { $(PackedLayout::$layout => Format::$format,)* }
             }
@@ -88,6 +92,7 @@ layouts! {
     IQ4_NL IQ4_NL integer iq4_nl::Iq4Nl;
     IQ4_XS IQ4_XS integer iq4_xs::Iq4Xs;
     MXFP4 MXFP4 integer mxfp4::Mxfp4;
+    Codebook IQ3_S integer codebook::Codebook;
 }
 
 impl PackedLayout {

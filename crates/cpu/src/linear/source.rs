@@ -3,10 +3,13 @@
 use std::ops::Range;
 
 use bodkin_gguf::Format;
+use bodkin_gguf::format::{CodedBlockReader, coded_blocks};
 use half::f16;
 
 use super::lanes::PANEL_ROWS;
-use super::layout::{FloatLayout, IntegerLayout, PackedLayout, VisitLayout};
+use super::layout::{
+    CODED_BYTES, FloatLayout, IntegerLayout, PackedLayout, VisitLayout, put_source,
+};
 
 /// Columns that are dequantised at a time; the block sizes of all formats divide it.
 const CHUNK_COLS: usize = 256;
@@ -56,8 +59,9 @@ impl<'a> SourceRows<'a> {
             (is_whole || self.format.base().is_some()) && self.first + rows <= self.total
         });
         assert!(fits, "{}: {} bytes for {rows} x {cols}", format.name(), self.data.len());
+        let is_native = PackedLayout::native(format) == Some(layout);
         let is_integer = layout.cols_multiple() > 1;
-        assert!(!is_integer || layout.format() == format, "{} as {layout:?}", format.name());
+        assert!(!is_integer || is_native, "{} as {layout:?}", format.name());
     }
 
     /// Packs up to 16 rows as a panel, which is zero before. See [`SourceRows::check`].
@@ -69,10 +73,33 @@ impl<'a> SourceRows<'a> {
         panel: &mut [u8],
     ) {
         let (format, count, mut dense) = (self.dense_format(), rows.len(), Vec::new());
-        let source = self.dense(rows, cols, &mut dense);
+        let source = match coded_blocks(format).filter(|_| layout == PackedLayout::Codebook) {
+            Some(reader) => self.coded(rows, cols, reader, &mut dense),
+            None => self.dense(rows, cols, &mut dense),
+        };
         let row_bytes = source.len() / count.max(1);
         let is_same = format == layout.format();
         layout.visit(PackPanel { format, is_same, cols, row_bytes, source, rows: count, panel });
+    }
+
+    /// Some contiguous rows, as [`PackedLayout::Codebook`] packs them.
+    fn coded<'b>(
+        self,
+        rows: Range<usize>,
+        cols: usize,
+        (codebook, block): (&[i8; 16], CodedBlockReader),
+        scratch: &'b mut Vec<u8>,
+    ) -> &'b [u8] {
+        let bytes = self.data.len() / self.total;
+        let blocks = cols / CHUNK_COLS;
+        scratch.resize(rows.len() * blocks * CODED_BYTES, 0);
+        let sources = scratch.chunks_exact_mut(CODED_BYTES).enumerate();
+        for (i, source) in sources {
+            let row = self.first + rows.start + i / blocks;
+            let row = &self.data[row * bytes..(row + 1) * bytes];
+            put_source(&block(row, i % blocks), codebook, source);
+        }
+        scratch
     }
 
     /// Some contiguous rows, in the dense format. A sparse format is expanded into `scratch`.
@@ -164,8 +191,7 @@ impl PackPanel<'_> {
 ///
 /// | stored as | becomes | loses |
 /// | --- | --- | --- |
-/// | I8, NVFP4, Q1_0, Q2_0, TQ1_0, TQ2_0 | F16 | nothing |
-/// | IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S | F16 | 2^-12 of a value at most |
+/// | I8, NVFP4, Q1_0, Q2_0 | F16 | nothing |
 /// | Q8_1, Q8_K, I16, I32, I64, F64 | F16 | 2^-12 of a value at most |
 /// | any of these with a value above 65504, or with rows too small for F16 | F32 | 2^-25 of it |
 ///
