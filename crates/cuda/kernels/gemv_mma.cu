@@ -312,9 +312,9 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
     }
 }
 
-// Two blocks share a multiprocessor; one of the kernels needs too many registers for that.
+// Two blocks share a multiprocessor.
 #define GEMV(NAME, LAYOUT, COLS8, TILES)                                                              \
-    KERNEL __launch_bounds__(THREADS, LAYOUT == U8 && COLS8 * TILES == 4 ? 1 : 2)                    \
+    KERNEL __launch_bounds__(THREADS, 2)                                                             \
     NAME(const __grid_constant__ Matmul p) {                                                       \
         gemv<LAYOUT, COLS8, TILES>(p);                                                                \
     }
@@ -325,10 +325,12 @@ template <int LAYOUT, int COLS8, int TILES> DEVICE void gemv(const Matmul &p) {
     GEMV(gemv_mma_##NAME##_16_gated, LAYOUT, 2, 2)
 GEMVS(f16, F16)
 GEMVS(s8, S8)
-GEMVS(s8x16, S8X16)
-GEMVS(u8, U8)
+GEMVS(s6x16, S6X16)
+GEMVS(u5, U5)
 GEMVS(u4, U4)
+GEMVS(u2x16, U2X16)
 GEMVS(iq4, IQ4)
+GEMVS(codebook, CODEBOOK)
 GEMVS(fp4, FP4)
 GEMVS(s24_f16, S24_F16)
 GEMVS(s24_s8, S24_S8)

@@ -87,22 +87,22 @@ DEVICE u32 select_bytes(u32 low, u32 high, u32 selectors) {
     return y;
 }
 
-// Minus 128 or minus 8 times a scale: the offset of codes stored 128 or 8 larger.
+// Minus 128, 64, 32 or 8 times a scale: the offset of codes that are stored larger by that.
 DEVICE u32 minus_128(u32 scale) { return half_mul(scale, 0x80808080); }
+DEVICE u32 minus_64(u32 scale) { return half_mul(scale, 0x80408040); }
+DEVICE u32 minus_32(u32 scale) { return half_mul(scale, 0x80208020); }
 DEVICE u32 minus_8(u32 scale) { return half_mul(scale, 0x80088008); }
 
-// Signed bytes, stored with an offset of 128, with a scale for GROUP columns.
-template <int GROUP> struct SignedBytes : Dense {
-    static const u32 BYTES = GROUP == 32 ? CHUNK_BYTES_S8 : CHUNK_BYTES_S8X16;
-    static const u32 SLOT_CHUNKS = GROUP == 32 ? SLOT_CHUNKS_S8 : SLOT_CHUNKS_S8X16;
+// Signed bytes, stored with an offset of 128, with a scale for 32 columns.
+template <> struct Packed<S8> : Dense {
+    static const u32 BYTES = CHUNK_BYTES_S8, SLOT_CHUNKS = SLOT_CHUNKS_S8;
     uint4 low, high;
     u32 scales;
 
     __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
         low = load16(chunk + 16 * lane);
         high = load16(chunk + 512 + 16 * lane);
-        u32 group = lane % 4 * 16 / GROUP;
-        scales = ((const u32 *)(chunk + 1024))[8 * group + lane / 4];
+        scales = ((const u32 *)(chunk + 1024))[8 * (lane % 4 / 2) + lane / 4];
     }
 
     __device__ __forceinline__ Fragment fragment(int step) const {
@@ -114,39 +114,9 @@ template <int GROUP> struct SignedBytes : Dense {
     }
 
     static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
-        u32 group = lane % 4 * 16 / GROUP;
-        const u16 *scales = (const u16 *)(chunk + 1024) + 2 * (8 * group + lane / 4);
+        const u16 *scales = (const u16 *)(chunk + 1024) + 2 * (8 * (lane % 4 / 2) + lane / 4);
         float code = (float)chunk[512 * high + 16 * lane + i] - 128.0f;
         return from_half(scales[high]) * (CODE_UNIT * code);
-    }
-};
-template <> struct Packed<S8> : SignedBytes<32> {};
-template <> struct Packed<S8X16> : SignedBytes<16> {};
-
-// Unsigned bytes with a scale and a minimum for 32 columns.
-template <> struct Packed<U8> : Dense {
-    static const u32 BYTES = CHUNK_BYTES_U8, SLOT_CHUNKS = SLOT_CHUNKS_U8;
-    uint4 low, high;
-    uint2 scales;
-
-    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
-        low = load16(chunk + 16 * lane);
-        high = load16(chunk + 512 + 16 * lane);
-        scales = ((const uint2 *)(chunk + 1024))[8 * (lane % 4 / 2) + lane / 4];
-    }
-
-    __device__ __forceinline__ Fragment fragment(int step) const {
-        u32 l = word(low, step), h = word(high, step);
-        u32 s = broadcast_low(scales.x), m = broadcast_high(scales.x);
-        u32 t = broadcast_low(scales.y), n = broadcast_high(scales.y);
-        return {half_fma(bytes_low(l), s, m), half_fma(bytes_low(h), t, n),
-                half_fma(bytes_high(l), s, m), half_fma(bytes_high(h), t, n)};
-    }
-
-    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
-        u32 pair = ((const u32 *)(chunk + 1024))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
-        float2 scale = from_half_pair(pair);
-        return fmaf(scale.x, CODE_UNIT * (float)chunk[512 * high + 16 * lane + i], scale.y);
     }
 };
 
@@ -155,6 +125,12 @@ template <> struct Packed<U8> : Dense {
 DEVICE u32 lower_codes(u32 w) { return w & 0x000f000f; }
 DEVICE u32 upper_codes(u32 w) { return w & 0x00f000f0; }
 DEVICE u32 for_upper(u32 scale) { return half_mul(scale, 0x2c002c00); }
+
+// Nibble `i` of a lane and row, where neighbours lie 16 bits apart.
+DEVICE u32 nibble_of_pair(const u8 *chunk, u32 lane, u32 high, u32 i) {
+    u32 w = ((const u32 *)chunk)[4 * lane + 2 * high + i / 8];
+    return w >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
+}
 
 // 4-bit codes with a scale and a minimum for 32 columns. Neighbouring codes lie 16 bits apart.
 template <> struct Packed<U4> : Dense {
@@ -180,9 +156,155 @@ template <> struct Packed<U4> : Dense {
     }
 
     static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
-        u32 w = ((const u32 *)chunk)[4 * lane + 2 * high + i / 8];
-        u32 code = w >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
         u32 pair = ((const u32 *)(chunk + 512))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
+        float2 scale = from_half_pair(pair);
+        return fmaf(scale.x, CODE_UNIT * (float)nibble_of_pair(chunk, lane, high, i), scale.y);
+    }
+};
+
+// 5-bit codes with a scale and a minimum for 32 columns: nibbles as those of U4, and behind them a word
+// with the fifth bits of each lane.
+template <> struct Packed<U5> : Dense {
+    static const u32 BYTES = CHUNK_BYTES_U5, SLOT_CHUNKS = SLOT_CHUNKS_U5;
+    uint4 codes;
+    u32 fifths;
+    uint2 scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        fifths = ((const u32 *)(chunk + 512))[lane];
+        scales = ((const uint2 *)(chunk + 640))[8 * (lane % 4 / 2) + lane / 4];
+    }
+
+    // Shifts the fifth bits of a step and a row above those of its nibbles.
+    __device__ __forceinline__ u32 above(int step, int high) const {
+        int i = 2 * step + high;
+        return i < 4 ? fifths << (4 - i) : fifths >> i;
+    }
+    static __device__ __forceinline__ u32 lower(u32 w, u32 above) { return lower_codes(w) | (above & 0x00100010); }
+    static __device__ __forceinline__ u32 upper(u32 w, u32 above) { return upper_codes(w) | (above & 0x01000100); }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = word(codes, step / 2) >> step % 2 * 8, h = word(codes, 2 + step / 2) >> step % 2 * 8;
+        u32 a = above(step, 0), b = above(step, 1);
+        u32 s = broadcast_low(scales.x), m = broadcast_high(scales.x);
+        u32 t = broadcast_low(scales.y), n = broadcast_high(scales.y);
+        return {half_fma(lower(l, a), s, m), half_fma(lower(h, b), t, n),
+                half_fma(upper(l, a), for_upper(s), m), half_fma(upper(h, b), for_upper(t), n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 fifths = ((const u32 *)(chunk + 512))[lane], of_step = 2 * (i / 4) + high;
+        u32 fifth = fifths >> (of_step + of_step / 4 * 4 + i / 2 % 2 * 4 + i % 2 * 16) & 1;
+        u32 pair = ((const u32 *)(chunk + 640))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
+        float2 scale = from_half_pair(pair);
+        return fmaf(scale.x, CODE_UNIT * (float)(nibble_of_pair(chunk, lane, high, i) | fifth << 4), scale.y);
+    }
+};
+
+// 6-bit codes, stored with an offset of 32, with a scale for 16 columns: nibbles as those of U4, and
+// behind them two words with the upper two bits of each lane, one for each row.
+template <> struct Packed<S6X16> : Dense {
+    static const u32 BYTES = CHUNK_BYTES_S6X16, SLOT_CHUNKS = SLOT_CHUNKS_S6X16;
+    uint4 codes;
+    uint2 tops;
+    u32 scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        tops = ((const uint2 *)(chunk + 512))[lane];
+        scales = ((const u32 *)(chunk + 768))[8 * (lane % 4) + lane / 4];
+    }
+
+    // Shifts the upper bits of a step above those of its nibbles.
+    static __device__ __forceinline__ u32 above(u32 tops, int step) {
+        return step < 2 ? tops << (4 - 2 * step) : tops >> 2 * step;
+    }
+    static __device__ __forceinline__ u32 lower(u32 w, u32 above) { return lower_codes(w) | (above & 0x00300030); }
+    static __device__ __forceinline__ u32 upper(u32 w, u32 above) { return upper_codes(w) | (above & 0x03000300); }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = word(codes, step / 2) >> step % 2 * 8, h = word(codes, 2 + step / 2) >> step % 2 * 8;
+        u32 a = above(tops.x, step), b = above(tops.y, step);
+        u32 s = broadcast_low(scales), t = broadcast_high(scales);
+        u32 m = minus_32(s), n = minus_32(t);
+        return {half_fma(lower(l, a), s, m), half_fma(lower(h, b), t, n),
+                half_fma(upper(l, a), for_upper(s), m), half_fma(upper(h, b), for_upper(t), n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 tops = ((const u32 *)(chunk + 512))[2 * lane + high];
+        u32 top = tops >> (i / 4 * 2 + i / 8 * 4 + i / 2 % 2 * 4 + i % 2 * 16) & 3;
+        const u16 *scales = (const u16 *)(chunk + 768) + 2 * (8 * (lane % 4) + lane / 4);
+        float code = (float)(nibble_of_pair(chunk, lane, high, i) | top << 4) - 32.0f;
+        return from_half(scales[high]) * (CODE_UNIT * code);
+    }
+};
+
+// 4-bit indices of a codebook, with a scale for 16 columns. Behind the scales are the numbers, from -63 to
+// 63, as bytes with an offset of 64.
+template <> struct Packed<CODEBOOK> : Dense {
+    static const u32 BYTES = CHUNK_BYTES_CODEBOOK, SLOT_CHUNKS = SLOT_CHUNKS_CODEBOOK;
+    uint4 codes, book;
+    u32 scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        scales = ((const u32 *)(chunk + 512))[8 * (lane % 4) + lane / 4];
+        book = load16(chunk + 640);
+    }
+
+    // The numbers of four indices, with their offset. `prmt` looks up four bytes among eight; where an
+    // index is of the other eight, it repeats the upper bit of a byte, which is 0.
+    static __device__ __forceinline__ u32 numbers(const uint4 &book, u32 four) {
+        return select_bytes(book.x, book.y, four) | select_bytes(book.z, book.w, four ^ 0x8888);
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = numbers(book, word(codes, step / 2) >> step % 2 * 16);
+        u32 h = numbers(book, word(codes, 2 + step / 2) >> step % 2 * 16);
+        u32 s = broadcast_low(scales), t = broadcast_high(scales);
+        u32 m = minus_64(s), n = minus_64(t);
+        return {half_fma(bytes_low(l), s, m), half_fma(bytes_low(h), t, n),
+                half_fma(bytes_high(l), s, m), half_fma(bytes_high(h), t, n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 index = chunk[16 * lane + 8 * high + i / 2] >> i % 2 * 4 & 15;
+        const u16 *scales = (const u16 *)(chunk + 512) + 2 * (8 * (lane % 4) + lane / 4);
+        return from_half(scales[high]) * (CODE_UNIT * ((float)chunk[640 + index] - 64.0f));
+    }
+};
+
+// 2-bit codes with a scale and a minimum for 16 columns: a word for each lane and row, where neighbouring codes
+// lie 16 bits apart.
+template <> struct Packed<U2X16> : Dense {
+    static const u32 BYTES = CHUNK_BYTES_U2X16, SLOT_CHUNKS = SLOT_CHUNKS_U2X16;
+    uint2 codes, scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = ((const uint2 *)chunk)[lane];
+        scales = ((const uint2 *)(chunk + 256))[8 * (lane % 4) + lane / 4];
+    }
+
+    // Codes of odd steps are 16 times larger; those of a step's second pair four times more than that.
+    static __device__ __forceinline__ u32 first(u32 w, int step) { return w & (step % 2 ? 0x00300030 : 0x00030003); }
+    static __device__ __forceinline__ u32 second(u32 w, int step) { return w & (step % 2 ? 0x00c000c0 : 0x000c000c); }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 l = codes.x >> step / 2 * 8, h = codes.y >> step / 2 * 8;
+        u32 s = broadcast_low(scales.x), m = broadcast_high(scales.x);
+        u32 t = broadcast_low(scales.y), n = broadcast_high(scales.y);
+        if (step % 2) s = for_upper(s), t = for_upper(t);
+        const u32 QUARTER = 0x34003400;
+        return {half_fma(first(l, step), s, m), half_fma(first(h, step), t, n),
+                half_fma(second(l, step), half_mul(s, QUARTER), m),
+                half_fma(second(h, step), half_mul(t, QUARTER), n)};
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        u32 code = ((const u32 *)chunk)[2 * lane + high] >> (i / 2 * 2 + i % 2 * 16) & 3;
+        u32 pair = ((const u32 *)(chunk + 256))[2 * (8 * (lane % 4) + lane / 4) + high];
         float2 scale = from_half_pair(pair);
         return fmaf(scale.x, CODE_UNIT * (float)code, scale.y);
     }

@@ -19,7 +19,7 @@
 #define NAME persistent
 #endif
 #ifndef LAYOUTS
-#define LAYOUTS(DO) DO(F16) DO(S8) DO(S8X16) DO(U8) DO(U4) DO(IQ4) DO(FP4)
+#define LAYOUTS(DO) DO(F16) DO(S8) DO(S6X16) DO(U5) DO(U4) DO(U2X16) DO(IQ4) DO(CODEBOOK) DO(FP4)
 #endif
 
 #if __CUDA_ARCH__ >= 900
@@ -117,8 +117,8 @@ template <int LAYOUT, int COUNT, int TILES> struct Chunks {
     }
 
     __device__ __forceinline__ void multiply(const uint4 (&b)[COUNT][2], float (&sums)[TILES][4]) const {
-        // 4-bit codes take longest to unpack: all of it before the first `mma` is faster.
-        if (LAYOUT == U4 || LAYOUT == IQ4 || LAYOUT == FP4) __syncwarp();
+        // Dense codes of less than a byte take longest to unpack: all of it before the first `mma` is faster.
+        if (STEPS == Dense::STEPS && Packed<LAYOUT>::BYTES < CHUNK_BYTES_S8) __syncwarp();
 #pragma unroll
         for (int k = 0; k < COUNT; k++) {
 #pragma unroll
@@ -199,7 +199,7 @@ struct Epilogue {
 
 // Chunks that registers allow at a time.
 template <int LAYOUT, int TILES> struct ChunkBatch {
-    static const u32 IN_SLOT = Slot<LAYOUT>::CHUNKS, COUNT = IN_SLOT > 1 && TILES == 1 ? 2 : 1;
+    static const u32 IN_SLOT = Slot<LAYOUT>::CHUNKS, COUNT = IN_SLOT > 1 && TILES == 1 && LAYOUT != U2X16 ? 2 : 1;
 };
 
 // Multiplies the input with a warp's slice of a tile, or of two, from a chunk on.

@@ -40,10 +40,12 @@ template <int LAYOUT> DEVICE void embed(const Embed &p) {
 
 KERNEL embed_f16(const __grid_constant__ Embed p) { embed<F16>(p); }
 KERNEL embed_s8(const __grid_constant__ Embed p) { embed<S8>(p); }
-KERNEL embed_s8x16(const __grid_constant__ Embed p) { embed<S8X16>(p); }
-KERNEL embed_u8(const __grid_constant__ Embed p) { embed<U8>(p); }
+KERNEL embed_s6x16(const __grid_constant__ Embed p) { embed<S6X16>(p); }
+KERNEL embed_u5(const __grid_constant__ Embed p) { embed<U5>(p); }
 KERNEL embed_u4(const __grid_constant__ Embed p) { embed<U4>(p); }
+KERNEL embed_u2x16(const __grid_constant__ Embed p) { embed<U2X16>(p); }
 KERNEL embed_iq4(const __grid_constant__ Embed p) { embed<IQ4>(p); }
+KERNEL embed_codebook(const __grid_constant__ Embed p) { embed<CODEBOOK>(p); }
 KERNEL embed_fp4(const __grid_constant__ Embed p) { embed<FP4>(p); }
 KERNEL embed_s24_f16(const __grid_constant__ Embed p) { embed<S24_F16>(p); }
 KERNEL embed_s24_s8(const __grid_constant__ Embed p) { embed<S24_S8>(p); }

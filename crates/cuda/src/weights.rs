@@ -407,37 +407,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_without_a_layout_of_their_own_are_stored_as_halves() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
-        let file = bodkin_model::open(format!("{folder}/llama-q4_k_m.gguf")).unwrap();
-        let mut plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
-        let is_q4_k = |weight: &&mut Weight| weight.format == Format::Q4_K;
-        plan.weights.iter_mut().filter(is_q4_k).for_each(|weight| weight.format = Format::Q2_K);
-        let formats = stored_formats(&plan, 1);
-        let bits = |stored: &StoredFormat| 8 * stored.stored_bytes / stored.elements;
-        let q2_k = formats.iter().find(|stored| stored.format == Format::Q2_K).unwrap();
-        assert_eq!(bits(q2_k), 16);
-        let matrices: u64 = formats.iter().map(|stored| stored.stored_bytes).sum();
-        let all = bytes(&plan, Shard { index: 0, count: 1 }, None);
-        assert!(matrices as usize <= all.device);
-    }
-
-    #[test]
-    fn four_bit_codebooks_take_four_and_a_half_bits_at_most() {
+    fn formats_of_few_bits_are_stored_in_few_bits() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/parity/models");
         let file = bodkin_model::open(format!("{folder}/llama-q4_k_m.gguf")).unwrap();
         let plan = bodkin_model::plan(file.metadata(), file.tensors()).unwrap();
-        for (format, most) in [("MXFP4", "4.25"), ("IQ4_XS", "4.50"), ("IQ4_NL", "4.50")] {
+        for (format, most) in [
+            ("Q2_K", "4.00"),
+            ("MXFP4", "4.25"),
+            ("IQ4_XS", "4.50"),
+            ("IQ4_NL", "4.50"),
+            ("Q4_K", "5.00"),
+            ("Q3_K", "5.25"),
+            ("IQ2_XS", "5.25"),
+            ("IQ3_XXS", "5.25"),
+            ("Q5_0", "6.00"),
+            ("Q5_K", "6.00"),
+            ("Q6_K", "7.00"),
+            ("Q8_0", "8.50"),
+            ("BF16", "16.00"),
+        ] {
             let format = Format::from_name(format).unwrap();
             let mut plan = plan.clone();
             let is_q4_k = |weight: &&mut Weight| weight.format == Format::Q4_K;
             for weight in plan.weights.iter_mut().filter(is_q4_k) {
                 (weight.format, weight.rows, weight.cols) = (format, 2048, 2048);
             }
+            let others = |weight: &&mut Weight| weight.cols != 2048 && weight.format == format;
+            plan.weights.iter_mut().filter(others).for_each(|w| w.format = Format::F16);
             let formats = stored_formats(&plan, 1);
             let stored = formats.iter().find(|stored| stored.format == format).unwrap();
             let bits = 8.0 * stored.stored_bytes as f64 / stored.elements as f64;
-            assert_eq!(format!("{bits:.2}"), most);
+            assert_eq!(format!("{bits:.2}"), most, "{}", format.name());
+            let matrices: u64 = formats.iter().map(|stored| stored.stored_bytes).sum();
+            let all = bytes(&plan, Shard { index: 0, count: 1 }, None);
+            assert!(matrices as usize <= all.device);
         }
     }
 

@@ -7,14 +7,16 @@
 //! to `16 c + 15` of rows `r` and `r + 8`. Scales are `[group of columns][r % 8][r / 8]`.
 //!
 //! ```text
-//! layout  bytes  codes                                      scales of a group
-//! F16      2048  halves [r / 8][column / 8 of 2][lane][8]   none
-//! S8       1088  code + 128, bytes [r / 8][lane][16]        half, of 32 columns
-//! S8x16    1152  the same                                   half, of 16 columns
-//! U8       1152  bytes [r / 8][lane][16]                    half and minimum, of 32 columns
-//! U4        640  nibbles [lane][r / 8][16], in pairs        half and minimum, of 32 columns
-//! Iq4       576  nibbles [lane][r / 8][16]                  half, of 32 columns
-//! Fp4       544  sign and magnitude as halves have them     upper byte of a half, of 32 columns
+//! layout   bytes  codes                                      scales of a group
+//! F16       2048  halves [r / 8][column / 8 of 2][lane][8]   none
+//! S8        1088  code + 128, bytes [r / 8][lane][16]        half, of 32 columns
+//! S6x16      896  code + 32, as U4; two bits [lane][r / 8]   half, of 16 columns
+//! U5         768  as U4; fifth bits [lane]                   half and minimum, of 32 columns
+//! U4         640  nibbles [lane][r / 8][16], in pairs        half and minimum, of 32 columns
+//! U2x16      512  pairs of two bits [lane][r / 8][16]        half and minimum, of 16 columns
+//! Iq4        576  nibbles [lane][r / 8][16]                  half, of 32 columns
+//! Codebook   672  the same; numbers + 64 behind the scales   half, of 16 columns
+//! Fp4        544  sign and magnitude as halves have them     upper byte of a half, of 32 columns
 //! ```
 
 use bodkin_gguf::format::Group;
@@ -28,6 +30,8 @@ use crate::constants::{CHUNK_COLS, CODE_UNIT, INPUT_DIVISOR};
 const FLOAT_CODE_UNIT: f32 = 1.0 / (1 << 15) as f32;
 /// The largest scale of a row's codes is stored as this, or up to twice as much.
 const LARGEST_SCALE: f32 = (1 << 14) as f32;
+/// What is added to numbers of a codebook, so that none is negative, nor above 127.
+const CODEBOOK_OFFSET: i8 = 64;
 /// Minima up to this many times the scales do not shrink the range of these.
 const USUAL_MIN: f32 = 16.0;
 
@@ -79,19 +83,17 @@ pub(super) fn pack_s8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
     pack_codes_with_scales(MmaLayout::S8, row, r, tile)
 }
 
-/// Packs row `r` of a tile as bytes with a scale for 16 columns, and returns its scale.
-pub(super) fn pack_s8x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    pack_codes(MmaLayout::S8x16, row, r, tile, |scales, group, j, unit| {
-        for (n, &scale) in group.scales.iter().enumerate() {
-            scales[2 * (16 * j + 8 * n + r % 8) + r / 8] = stored_scale(scale, unit);
-        }
+/// Packs row `r` of a tile as six bits with a scale for 16 columns, and returns its scale.
+pub(super) fn pack_s6x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes(MmaLayout::S6x16, row, r, tile, |scales, group, j, unit| {
+        put_scales_of_16(scales, group, (r, j), unit);
     })
 }
 
-/// Packs row `r` of a tile as bytes with a scale and a minimum for 32 columns, and returns its
+/// Packs row `r` of a tile as five bits with a scale and a minimum for 32 columns, and returns its
 /// scale.
-pub(super) fn pack_u8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    pack_codes(MmaLayout::U8, row, r, tile, |scales, group, j, unit| {
+pub(super) fn pack_u5(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes(MmaLayout::U5, row, r, tile, |scales, group, j, unit| {
         put_scale_and_min(scales, group, (r, j), unit);
     })
 }
@@ -104,10 +106,34 @@ pub(super) fn pack_u4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
     })
 }
 
+/// Packs row `r` of a tile as two bits with a scale and a minimum for 16 columns, and returns its
+/// scale.
+pub(super) fn pack_u2x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+    pack_codes(MmaLayout::U2x16, row, r, tile, |scales, group, j, unit| {
+        for (n, (&scale, &min)) in group.scales.iter().zip(&group.mins).enumerate() {
+            let pair = 2 * (16 * j + 8 * n + r % 8) + r / 8;
+            scales[2 * pair] = stored_scale(scale, unit);
+            scales[2 * pair + 1] = f16::from_f32(min / unit).to_bits();
+        }
+    })
+}
+
 /// Packs row `r` of a tile as codes of IQ4's codebook with a scale for 32 columns, and returns its
 /// scale.
 pub(super) fn pack_iq4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
     pack_codes_with_scales(MmaLayout::Iq4, row, r, tile)
+}
+
+/// Packs row `r` of a tile as indices of a codebook with a scale for 16 columns, and returns its
+/// scale. Each chunk has the codebook, so that kernels read it with the codes.
+pub(super) fn pack_codebook(row: &[Group], book: &[i8; 16], r: usize, tile: &mut [u8]) -> f32 {
+    for chunk in tile.chunks_exact_mut(MmaLayout::Codebook.chunk_bytes()) {
+        let numbers = chunk[640..656].iter_mut().zip(book);
+        numbers.for_each(|(to, &number)| *to = (number + CODEBOOK_OFFSET) as u8);
+    }
+    pack_codes(MmaLayout::Codebook, row, r, tile, |scales, group, j, unit| {
+        put_scales_of_16(scales, group, (r, j), unit);
+    })
 }
 
 /// Packs row `r` of a tile as 4-bit floats with a power of two for 32 columns, and returns its
@@ -133,11 +159,18 @@ fn stored_scale(scale: f32, unit: f32) -> u16 {
     f16::from_f32(scale / unit / CODE_UNIT).to_bits()
 }
 
+/// Writes the scales of group `j` of a chunk for row `r`.
+fn put_scales_of_16(scales: &mut [u16], group: &Group, (r, j): (usize, usize), unit: f32) {
+    for (n, &scale) in group.scales.iter().enumerate() {
+        scales[2 * (16 * j + 8 * n + r % 8) + r / 8] = stored_scale(scale, unit);
+    }
+}
+
 /// Writes scale and minimum of group `j` of a chunk for row `r`.
 fn put_scale_and_min(scales: &mut [u16], group: &Group, (r, j): (usize, usize), unit: f32) {
     let pair = 2 * (8 * j + r % 8) + r / 8;
     scales[2 * pair] = stored_scale(group.scales[0], unit);
-    scales[2 * pair + 1] = f16::from_f32(group.min / unit).to_bits();
+    scales[2 * pair + 1] = f16::from_f32(group.mins[0] / unit).to_bits();
 }
 
 /// Packs row `r` of a tile, and returns its scale. `put_scales` writes the scales of group `j` of a
@@ -149,10 +182,15 @@ fn pack_codes(
     tile: &mut [u8],
     put_scales: impl Fn(&mut [u16], &Group, usize, f32),
 ) -> f32 {
-    let numbers = row.iter().flat_map(|g| [g.scales[0], g.scales[1], g.min / USUAL_MIN]);
+    let numbers = row
+        .iter()
+        .flat_map(|g| [g.scales[0], g.scales[1], g.mins[0] / USUAL_MIN, g.mins[1] / USUAL_MIN]);
     let (code_bytes, put_codes, one): (usize, PutCodes, f32) = match layout {
         MmaLayout::U4 => (512, put_nibble_pairs, CODE_UNIT),
-        MmaLayout::Iq4 => (512, put_nibbles, CODE_UNIT),
+        MmaLayout::Iq4 | MmaLayout::Codebook => (512, put_nibbles, CODE_UNIT),
+        MmaLayout::U2x16 => (256, put_twos, CODE_UNIT),
+        MmaLayout::U5 => (640, put_fives, CODE_UNIT),
+        MmaLayout::S6x16 => (768, put_sixes, CODE_UNIT),
         MmaLayout::Fp4 => (512, put_floats, FLOAT_CODE_UNIT),
         _ => (1024, put_bytes, CODE_UNIT),
     };
@@ -180,6 +218,50 @@ fn put_bytes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
 /// Neighbours lie 16 bits apart, in the two halves of a register.
 fn put_nibble_pairs(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
     put_words(chunk, lane, high, codes, |i, code| code << (4 * (i / 2 + 4 * (i % 2))));
+}
+
+/// Neighbours lie 16 bits apart, in one word.
+fn put_twos(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+    let codes = codes.iter().enumerate();
+    let word = codes.fold(0, |word, (i, &code)| word | u32::from(code) << (i / 2 * 2 + i % 2 * 16));
+    chunk[8 * lane + 4 * high..][..4].copy_from_slice(&word.to_le_bytes());
+}
+
+/// Nibbles in pairs, and a word with the fifth bits of the lane's codes. Those of the four steps of
+/// `mma` and both rows are shifted above the nibbles together.
+fn put_fives(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+    put_above(chunk, (lane, high), codes, 512 + 4 * lane, |step| {
+        let i = 2 * step + high;
+        i + i / 4 * 4
+    });
+}
+
+/// The same with a word of two bits for each row. The reader's codes are greater by 96.
+fn put_sixes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+    let codes: [u8; 16] = std::array::from_fn(|i| codes[i] - 96);
+    let word = 512 + 8 * lane + 4 * high;
+    put_above(chunk, (lane, high), &codes, word, |step| 2 * step + step / 2 * 4);
+}
+
+/// Writes the nibbles of codes in pairs, and what they have above to a word, from a place for each
+/// step of `mma` on.
+fn put_above(
+    chunk: &mut [u8],
+    (lane, high): (usize, usize),
+    codes: &[u8],
+    word: usize,
+    place: impl Fn(usize) -> usize,
+) {
+    let nibbles: [u8; 16] = std::array::from_fn(|i| codes[i] & 15);
+    put_nibble_pairs(chunk, lane, high, &nibbles);
+    let above = codes.iter().enumerate().fold(0, |bits, (i, &code)| {
+        // Of a step's pairs, the second is four bits further.
+        let at = place(i / 4) + i / 2 % 2 * 4 + i % 2 * 16;
+        bits | u32::from(code >> 4) << at
+    });
+    let word = &mut chunk[word..word + 4];
+    let bits = u32::from_le_bytes(word.try_into().expect("four bytes")) | above;
+    word.copy_from_slice(&bits.to_le_bytes());
 }
 
 fn put_nibbles(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {

@@ -1,7 +1,7 @@
 //! Which packed layout each format of a file gets, and how its rows are packed.
 
 use bodkin_gguf::Format;
-use bodkin_gguf::format::{Group, GroupReader, groups};
+use bodkin_gguf::format::{Codes, Group, GroupReader, groups};
 
 use super::layout::{MmaLayout, PackedLayout};
 use super::{dense, two_four};
@@ -16,6 +16,8 @@ pub(super) enum Packer {
     Values(RowPacker<f32>),
     /// From the row's codes and scales.
     Codes(GroupReader, RowPacker<Group>),
+    /// From the row's indices of a codebook, and scales.
+    Indices(GroupReader, &'static [i8; 16]),
 }
 
 /// The packed layout of a format, and how its rows are packed. Formats without a layout of their
@@ -30,18 +32,22 @@ pub(super) fn packing(format: Format) -> (PackedLayout, Packer) {
     match format {
         // Integers are numbers of experts.
         Format::F32 | Format::I32 => (PackedLayout::F32, Packer::Values(dense::pack_f32)),
-        Format::Q8_0 | Format::Q5_0 => own_codes(MmaLayout::S8, dense::pack_s8),
+        Format::Q8_0 => own_codes(MmaLayout::S8, dense::pack_s8),
         Format::IQ4_NL | Format::IQ4_XS => own_codes(MmaLayout::Iq4, dense::pack_iq4),
         Format::MXFP4 => own_codes(MmaLayout::Fp4, dense::pack_fp4),
-        Format::Q6_K | Format::Q3_K => own_codes(MmaLayout::S8x16, dense::pack_s8x16),
-        Format::Q5_1 | Format::Q5_K => own_codes(MmaLayout::U8, dense::pack_u8),
+        Format::Q6_K => own_codes(MmaLayout::S6x16, dense::pack_s6x16),
+        Format::Q5_0 | Format::Q5_1 | Format::Q5_K => own_codes(MmaLayout::U5, dense::pack_u5),
+        Format::Q2_K => own_codes(MmaLayout::U2x16, dense::pack_u2x16),
         Format::Q4_0 | Format::Q4_1 | Format::Q4_K => own_codes(MmaLayout::U4, dense::pack_u4),
         Format::S24_F16 => values(MmaLayout::S24F16, two_four::f16),
         Format::S24_Q8_0 => codes(MmaLayout::S24S8, Format::Q8_0, two_four::s8),
         Format::S24_Q4_0 => codes(MmaLayout::S24S4, Format::Q4_0, two_four::s4),
-        _ => match format.base() {
-            Some(base) => packing(base),
-            None => values(MmaLayout::F16, dense::pack_f16),
+        _ => match (format.base(), groups(format)) {
+            (Some(base), _) => packing(base),
+            (None, Some((Codes::Indices(codebook), reader))) => {
+                (PackedLayout::Mma(MmaLayout::Codebook), Packer::Indices(reader, codebook))
+            }
+            (None, _) => values(MmaLayout::F16, dense::pack_f16),
         },
     }
 }

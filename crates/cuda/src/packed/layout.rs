@@ -18,14 +18,18 @@ pub(crate) enum MmaLayout {
     F16,
     /// Signed bytes with a scale for 32 columns.
     S8,
-    /// Signed bytes with a scale for 16 columns.
-    S8x16,
-    /// Bytes with a scale and a minimum for 32 columns.
-    U8,
+    /// Signed six bits with a scale for 16 columns.
+    S6x16,
+    /// Five bits with a scale and a minimum for 32 columns.
+    U5,
     /// Four bits with a scale and a minimum for 32 columns.
     U4,
+    /// Two bits with a scale and a minimum for 16 columns.
+    U2x16,
     /// Codes of four bits into IQ4's codebook, with a scale for 32 columns.
     Iq4,
+    /// Codes of four bits into a codebook of the weight, with a scale for 16 columns.
+    Codebook,
     /// Floats of four bits with a power of two for 32 columns.
     Fp4,
     /// 2:4 sparse half precision.
@@ -66,13 +70,15 @@ impl PackedLayout {
 
 impl MmaLayout {
     /// All of them, in the kernels' numbering.
-    pub(crate) const ALL: [MmaLayout; 10] = [
+    pub(crate) const ALL: [MmaLayout; 12] = [
         MmaLayout::F16,
         MmaLayout::S8,
-        MmaLayout::S8x16,
-        MmaLayout::U8,
+        MmaLayout::S6x16,
+        MmaLayout::U5,
         MmaLayout::U4,
+        MmaLayout::U2x16,
         MmaLayout::Iq4,
+        MmaLayout::Codebook,
         MmaLayout::Fp4,
         MmaLayout::S24F16,
         MmaLayout::S24S8,
@@ -84,10 +90,12 @@ impl MmaLayout {
         match self {
             MmaLayout::F16 => "f16",
             MmaLayout::S8 => "s8",
-            MmaLayout::S8x16 => "s8x16",
-            MmaLayout::U8 => "u8",
+            MmaLayout::S6x16 => "s6x16",
+            MmaLayout::U5 => "u5",
             MmaLayout::U4 => "u4",
+            MmaLayout::U2x16 => "u2x16",
             MmaLayout::Iq4 => "iq4",
+            MmaLayout::Codebook => "codebook",
             MmaLayout::Fp4 => "fp4",
             MmaLayout::S24F16 => "s24_f16",
             MmaLayout::S24S8 => "s24_s8",
@@ -105,8 +113,12 @@ impl MmaLayout {
         match self {
             MmaLayout::F16 => 2048,
             MmaLayout::S8 => 1088,
-            MmaLayout::S8x16 | MmaLayout::U8 | MmaLayout::S24F16 => 1152,
+            MmaLayout::S24F16 => 1152,
+            MmaLayout::S6x16 => 896,
+            MmaLayout::U5 => 768,
+            MmaLayout::Codebook => 672,
             MmaLayout::U4 => 640,
+            MmaLayout::U2x16 => 512,
             MmaLayout::Iq4 => 576,
             MmaLayout::Fp4 => 544,
             MmaLayout::S24S8 => 704,
@@ -117,9 +129,15 @@ impl MmaLayout {
     /// Chunks of a tile that a warp of the GEMV kernel copies to shared memory at once.
     pub(crate) fn slot_chunks(self) -> usize {
         match self {
-            MmaLayout::U4 | MmaLayout::Iq4 | MmaLayout::Fp4 => 4,
-            MmaLayout::S24S8 | MmaLayout::S24S4 => 4,
-            _ => 2,
+            MmaLayout::F16 | MmaLayout::S8 | MmaLayout::S24F16 => 2,
+            _ => 4,
         }
+    }
+
+    /// Whether codes take less than a byte and no index, so that a device's instructions limit
+    /// matmuls rather than its memory.
+    pub(crate) fn has_dense_small_codes(self) -> bool {
+        use MmaLayout::{Codebook, Fp4, Iq4, S6x16, U2x16, U4, U5};
+        matches!(self, S6x16 | U5 | U4 | U2x16 | Iq4 | Codebook | Fp4)
     }
 }

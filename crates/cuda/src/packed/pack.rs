@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use bodkin_gguf::Format;
-use bodkin_gguf::format::Group;
+use bodkin_gguf::format::{Group, GroupReader};
 
-use super::Shape;
 use super::formats::{Packer, packing};
+use super::{Shape, dense};
 use crate::constants::TILE_ROWS;
 
 /// Packs tiles `tiles` of a device's shard of all matrices. `bytes` are the whole weight; `packed`
@@ -42,18 +42,24 @@ pub(crate) fn pack(
                     base.unwrap_or(format).dequantize(row, &mut values);
                     pack_row(&values, r, packed)
                 }
-                Packer::Codes(read_groups, pack_row) => {
-                    let mut next = groups.iter_mut();
-                    read_groups(row, &mut |group| {
-                        *next.next().expect("no more groups than columns") = group;
-                    });
+                Packer::Codes(reader, pack_row) => {
+                    read_groups(reader, row, &mut groups);
                     pack_row(&groups, r, packed)
+                }
+                Packer::Indices(reader, codebook) => {
+                    read_groups(reader, row, &mut groups);
+                    dense::pack_codebook(&groups, codebook, r, packed)
                 }
             };
             // Scales are powers of two.
             *exponent = (scale.to_bits() >> 23) as u8;
         }
     }
+}
+
+fn read_groups(reader: GroupReader, row: &[u8], groups: &mut [Group]) {
+    let mut next = groups.iter_mut();
+    reader(row, &mut |group| *next.next().expect("no more groups than columns") = group);
 }
 
 #[cfg(test)]
@@ -74,10 +80,9 @@ mod tests {
         let (g, high, c, i) = (row % 8, row % 16 / 8, column % 64 / 16, column % 16);
         let lane = 4 * g + c;
         let half = |at: usize| f16::from_le_bytes([chunk[at], chunk[at + 1]]).to_f32();
-        let word = |start: usize| {
-            let at = start + 16 * lane + 8 * high + 4 * (i / 8);
-            u32::from_le_bytes(chunk[at..at + 4].try_into().unwrap())
-        };
+        let whole_word = |at: usize| u32::from_le_bytes(chunk[at..at + 4].try_into().unwrap());
+        let word = |start: usize| whole_word(start + 16 * lane + 8 * high + 4 * (i / 8));
+        let nibble = || word(0) >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
         let pair = |start: usize| {
             let at = start + 4 * (2 * (8 * (c / 2) + g) + high);
             (half(at), half(at + 2))
@@ -97,17 +102,31 @@ mod tests {
             PackedLayout::Mma(MmaLayout::S8) => {
                 half(1024 + 4 * (8 * (c / 2) + g) + 2 * high) * CODE_UNIT * (byte() - 128.0)
             }
-            PackedLayout::Mma(MmaLayout::S8x16) => {
-                half(1024 + 4 * (8 * c + g) + 2 * high) * CODE_UNIT * (byte() - 128.0)
+            PackedLayout::Mma(MmaLayout::S6x16) => {
+                let tops = whole_word(512 + 8 * lane + 4 * high);
+                let place = [0, 4, 2, 6, 8, 12, 10, 14][i / 2] + 16 * (i % 2);
+                let code = nibble() | (tops >> place & 3) << 4;
+                half(768 + 4 * (8 * c + g) + 2 * high) * CODE_UNIT * (code as f32 - 32.0)
             }
-            PackedLayout::Mma(MmaLayout::U8) => {
-                let (scale, min) = pair(1024);
-                scale * CODE_UNIT * byte() + min
+            PackedLayout::Mma(MmaLayout::U5) => {
+                let fifths = whole_word(512 + 4 * lane);
+                let places = [[0, 4, 2, 6, 8, 12, 10, 14], [1, 5, 3, 7, 9, 13, 11, 15]];
+                let place = places[high][i / 2] + 16 * (i % 2);
+                let (scale, min) = pair(640);
+                scale * CODE_UNIT * (nibble() | (fifths >> place & 1) << 4) as f32 + min
             }
             PackedLayout::Mma(MmaLayout::U4) => {
-                let code = word(0) >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
                 let (scale, min) = pair(512);
-                scale * CODE_UNIT * code as f32 + min
+                scale * CODE_UNIT * nibble() as f32 + min
+            }
+            PackedLayout::Mma(MmaLayout::U2x16) => {
+                let code = whole_word(8 * lane + 4 * high) >> (i / 2 * 2 + i % 2 * 16) & 3;
+                let at = 256 + 4 * (2 * (8 * c + g) + high);
+                half(at) * CODE_UNIT * code as f32 + half(at + 2)
+            }
+            PackedLayout::Mma(MmaLayout::Codebook) => {
+                let number = f32::from(chunk[640 + (word(0) >> (4 * (i % 8)) & 15) as usize]);
+                half(512 + 4 * (8 * c + g) + 2 * high) * CODE_UNIT * (number - 64.0)
             }
             PackedLayout::Mma(MmaLayout::Iq4) => {
                 let number = iq4::CODEBOOK[(word(0) >> (4 * (i % 8)) & 15) as usize];

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use bodkin_model::Weight;
 
-use super::layout::{MmaLayout, PackedLayout};
+use super::layout::PackedLayout;
 use crate::constants::{CHUNK_COLS, MAX_SLICES, TILE_ROWS};
 
 /// Warps of a large device: 132 blocks of 16.
@@ -52,10 +52,10 @@ pub(crate) struct Shape {
     pub(crate) widest: usize,
 }
 
-/// Split-K slices for dense codes of four bits, which a device's instructions limit rather than its
-/// memory, so that no warp may stand idle. Where warps take slices of tiles in waves, these are the
+/// Split-K slices for dense codes of less than a byte, which a device's instructions limit rather than
+/// its memory, so that no warp may stand idle. Where warps take slices of tiles in waves, these are the
 /// fewest slices within a sixteenth of the least time.
-fn slices_of_four_bits(tiles: usize) -> usize {
+fn slices_of_small_codes(tiles: usize) -> usize {
     let time = |slices: usize| (tiles * slices).div_ceil(WARPS) * (MAX_SLICES / slices);
     let all = [1, 2, 4, 8, MAX_SLICES];
     let least = all.map(time).into_iter().min().unwrap_or(0);
@@ -98,8 +98,8 @@ impl Shape {
         };
         self.chunks().div_ceil(match self.layout {
             _ if self.matrices > 1 => up_to(&EXPERT_SLICES),
-            PackedLayout::Mma(MmaLayout::U4 | MmaLayout::Iq4 | MmaLayout::Fp4) => {
-                slices_of_four_bits(widest)
+            PackedLayout::Mma(layout) if layout.has_dense_small_codes() => {
+                slices_of_small_codes(widest)
             }
             _ => up_to(&SLICES),
         })
@@ -140,6 +140,7 @@ impl Shape {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packed::MmaLayout;
 
     #[test]
     fn slices_give_all_warps_weights_to_read() {
@@ -148,7 +149,7 @@ mod tests {
         for (rows, slices) in [(2048, 16), (4096, 8), (8192, 4), (14_336, 2), (128_256, 1)] {
             let of =
                 |layout| Shape::new(PackedLayout::Mma(layout), 1, rows, 64 * CHUNK_COLS).slices();
-            assert_eq!(of(MmaLayout::U8), slices, "{rows}");
+            assert_eq!(of(MmaLayout::S8), slices, "{rows}");
             assert_eq!(of(MmaLayout::U4), if rows == 14_336 { 16 } else { slices }, "{rows}");
         }
         let u4 = PackedLayout::Mma(MmaLayout::U4);
