@@ -106,8 +106,8 @@ pub trait Backend: Send + Sync {
     /// If a device does not answer, or has no memory left to read.
     fn measure_bandwidth(&self) -> Result<f64>;
 
-    /// Measures the bytes a second that the devices read from the host's memory; none if it is
-    /// their own.
+    /// Measures the bytes a second that the devices read from the host's memory; none if they
+    /// cache no experts that are there.
     ///
     /// # Errors
     /// As [`Backend::measure_bandwidth`].

@@ -28,8 +28,12 @@ struct Finish {
 fn with_biases(first: u32, second: u32) -> Finish {
     var end = Finish(vec2(factor(first), factor(second)), vec2<f32>(), vec2<f32>());
     if param(HAS_BIAS) != 0u {
+        //@ if cached
+        end.biases = vec2(bias[bias_row(first)], bias[bias_row(second)]);
+        //@ else
         let at = param(FIRST_ROW);
         end.biases = vec2(bias[at + first], bias[at + second]);
+        //@ end if
     }
     return end;
 }

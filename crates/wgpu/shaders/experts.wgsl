@@ -26,7 +26,11 @@ fn row_of(i: u32) -> u32 {
 fn result(i: u32, row: u32) -> f32 {
     let y = sum_of(i) * factor(row);
     if param(HAS_BIAS) != 0u {
+        //@ if cached
+        return y + bias[bias_row(row)];
+        //@ else
         return y + bias[param(FIRST_ROW) + row];
+        //@ end if
     }
     return y;
 }
@@ -58,6 +62,16 @@ fn main(
     if param(IS_ROUTED) != 0u {
         expert = u32(route[token * 2u * used + used + slot]);
     }
+    //@ if cached
+    let slot_of_expert = cache[param(CACHE_AT) + expert];
+    let has_slot = slot_of_expert != NO_SLOT;
+    if has_slot != (param(IS_OF_SLOTS) != 0u) {
+        return;
+    }
+    let place = select(expert, slot_of_expert, has_slot);
+    rows_to_expert = (expert - place) * expert_rows;
+    expert = place;
+    //@ end if
     // A weight may be divided into parts of whole experts.
     let first_expert = param(FIRST_ROW) / expert_rows;
     if expert < first_expert || (expert - first_expert) * expert_rows >= param(PART_ROWS) {

@@ -18,14 +18,35 @@ const PASSES: u64 = 8;
 /// Measurements, of which the fastest counts.
 const TRIES: usize = 3;
 
-/// Bytes per second.
+/// Bytes of the memory of the host that is read over the bus.
+const HOST_BYTES: u64 = 256 << 20;
+
+/// Bytes per second of the adapter's memory.
 pub(crate) fn measure(gpu: &Gpu) -> Result<f64> {
+    let bytes = if gpu.is_software() { SMALL_BYTES } else { LARGE_BYTES };
+    measure_reads(gpu, bytes, |bytes| gpu.buffer("bandwidth", bytes))
+}
+
+/// Bytes per second of the host's memory; none if kernels cannot read it.
+pub(crate) fn measure_host(gpu: &Gpu) -> Result<Option<f64>> {
+    if !gpu.reads_host_memory {
+        return Ok(None);
+    }
+    let bytes = if gpu.is_software() { SMALL_BYTES } else { HOST_BYTES };
+    measure_reads(gpu, bytes, |bytes| gpu.host_buffer("bandwidth", bytes)).map(Some)
+}
+
+/// Bytes per second at which kernels read a buffer of about this size.
+fn measure_reads(
+    gpu: &Gpu,
+    bytes: u64,
+    buffer: impl Fn(u64) -> Result<wgpu::Buffer>,
+) -> Result<f64> {
     let largest = gpu.limits.max_storage_buffer_binding_size.min(gpu.limits.max_buffer_size);
     // Each thread reads four vectors of 16 bytes at a time.
     let whole = u64::from(GROUPS) * 256 * 4 * 16;
-    let bytes = if gpu.is_software() { SMALL_BYTES } else { LARGE_BYTES }.min(largest);
-    let bytes = (bytes / whole * whole).max(whole);
-    let data = gpu.buffer("bandwidth", bytes)?;
+    let bytes = (bytes.min(largest) / whole * whole).max(whole);
+    let data = buffer(bytes)?;
     let sums = gpu.buffer("bandwidth", u64::from(GROUPS) * 256 * 4)?;
     let module = gpu.device.create_shader_module(wgpu::ShaderModuleDescriptor {
         label: Some("bandwidth"),

@@ -103,6 +103,7 @@ impl BatchData {
     /// Workgroups in the first dimension.
     pub(crate) fn depth(&self, depth: Depth) -> usize {
         match depth {
+            Depth::Step => 1,
             Depth::Tokens => self.tokens,
             Depth::Outputs => self.outputs,
             Depth::Spans => self.spans,

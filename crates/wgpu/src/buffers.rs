@@ -9,6 +9,7 @@ use crate::lower::{
     ARGMAX_PARTS, all_split_elements, byte_row_vectors, half_row_quads, tile_words,
 };
 use crate::program::{Activations, BufferId, KvDtype, Program};
+use crate::weights::upload;
 
 /// All of them, in the order of their numbers.
 pub(crate) struct Buffers {
@@ -17,6 +18,7 @@ pub(crate) struct Buffers {
     pub(crate) states: Vec<wgpu::Buffer>,
     pub(crate) angles: Vec<wgpu::Buffer>,
     pub(crate) counts: wgpu::Buffer,
+    pub(crate) expert_caches: wgpu::Buffer,
     expert_tiles: wgpu::Buffer,
     halves: wgpu::Buffer,
     bytes: wgpu::Buffer,
@@ -50,6 +52,7 @@ impl Buffers {
             states: states.collect::<Result<_>>()?,
             angles: angles.collect::<Result<_>>()?,
             counts: buffer("counts of experts", program.counts)?,
+            expert_caches: upload(gpu, "caches of experts", &program.caches.words())?,
             expert_tiles: buffer("tiles of experts", tile_words(plan, limits.tokens))?,
             halves: gpu.buffer("inputs in half precision", halves_bytes(gpu, plan, limits))?,
             bytes: gpu.buffer("inputs as bytes", row_bytes(gpu, plan, limits))?,
@@ -72,6 +75,7 @@ impl Buffers {
             BufferId::State(i) => &self.states[i],
             BufferId::Angles(i) => &self.angles[i],
             BufferId::Counts => &self.counts,
+            BufferId::ExpertCaches => &self.expert_caches,
             BufferId::ExpertTiles => &self.expert_tiles,
             BufferId::Halves => &self.halves,
             BufferId::Bytes => &self.bytes,
@@ -79,9 +83,10 @@ impl Buffers {
             BufferId::Splits => &self.splits,
             BufferId::Parts => &self.parts,
             BufferId::Tokens => &self.tokens,
-            BufferId::Matrix(..) | BufferId::Vector(_) | BufferId::Concatenated(_) => {
-                unreachable!("{id:?} is a weight")
-            }
+            BufferId::Matrix(..)
+            | BufferId::Slots(..)
+            | BufferId::Vector(_)
+            | BufferId::Concatenated(_) => unreachable!("{id:?} is a weight"),
         }
     }
 }

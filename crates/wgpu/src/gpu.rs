@@ -14,6 +14,9 @@ use crate::program::{Activations, Arithmetic, Kernel};
 const TIMESTAMPS: wgpu::Features =
     wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES);
 
+/// What memory of the host needs that kernels read.
+const HOST_MEMORY: wgpu::Features = wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
+
 /// A compiled kernel.
 pub(crate) struct Compiled {
     pub(crate) pipeline: wgpu::ComputePipeline,
@@ -31,6 +34,8 @@ pub(crate) struct Gpu {
     pub(crate) limits: wgpu::Limits,
     /// Whether it measures times between dispatches.
     pub(crate) has_timestamps: bool,
+    /// Whether kernels can read memory of the host, without a copy on the device.
+    pub(crate) reads_host_memory: bool,
     pub(crate) arithmetic: Arithmetic,
     /// The layout of the bind group with the data of a step.
     pub(crate) batch_layout: wgpu::BindGroupLayout,
@@ -83,7 +88,7 @@ impl Gpu {
         };
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("bodkin"),
-            required_features: (adapter.features() & TIMESTAMPS) | cooperative,
+            required_features: (adapter.features() & (TIMESTAMPS | HOST_MEMORY)) | cooperative,
             required_limits: limits.clone(),
             experimental_features,
             ..wgpu::DeviceDescriptor::default()
@@ -113,6 +118,7 @@ impl Gpu {
         };
         let arithmetic = Arithmetic { is_cooperative, activations };
         let has_timestamps = device.features().contains(TIMESTAMPS);
+        let reads_host_memory = device.features().contains(HOST_MEMORY);
         Ok(Gpu {
             #[cfg(not(target_vendor = "apple"))]
             adapter,
@@ -121,6 +127,7 @@ impl Gpu {
             queue,
             limits,
             has_timestamps,
+            reads_host_memory,
             arithmetic,
             batch_layout,
             kernels,
@@ -206,6 +213,28 @@ impl Gpu {
     /// # Errors
     /// If no binding can be so large.
     pub(crate) fn buffer(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer> {
+        let copies = wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        self.storage_buffer(label, bytes, copies)
+    }
+
+    /// A buffer in memory of the host, which kernels read over the bus. It is one that the host
+    /// may read: drivers put those that it may only write into memory of the device, where the host
+    /// can reach that.
+    ///
+    /// # Errors
+    /// As for [`Gpu::buffer`].
+    pub(crate) fn host_buffer(&self, label: &str, bytes: u64) -> Result<wgpu::Buffer> {
+        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+        self.storage_buffer(label, bytes, usage)
+    }
+
+    /// A buffer that kernels use, and what else `usage` says.
+    fn storage_buffer(
+        &self,
+        label: &str,
+        bytes: u64,
+        usage: wgpu::BufferUsages,
+    ) -> Result<wgpu::Buffer> {
         let most = self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size);
         if bytes > most {
             return Err(Error::Config(format!(
@@ -218,9 +247,7 @@ impl Gpu {
         Ok(self.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(label),
             size: bytes.next_multiple_of(16).max(16),
-            usage: wgpu::BufferUsages::STORAGE
-                | wgpu::BufferUsages::COPY_SRC
-                | wgpu::BufferUsages::COPY_DST,
+            usage: wgpu::BufferUsages::STORAGE | usage,
             mapped_at_creation: false,
         }))
     }

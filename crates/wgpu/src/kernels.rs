@@ -3,10 +3,13 @@
 #[cfg(test)]
 mod tests;
 
+use crate::expert_cache::{MAX_FILLS, NO_SLOT};
 use crate::layout::{LARGEST_SCALE, Layout, word_vectors};
-use crate::lower::{EXPERT_ROWS, result_rows, weight_tile};
-use crate::program::{Activations, Epilogue, GemvShape, Inputs, Kernel, KvDtype, Matmul};
-use crate::unroll::unrolled;
+use crate::lower::{EXPERT_ROWS, FILL_WORDS, result_rows, weight_tile};
+use crate::program::{
+    Activations, Epilogue, ExpertGemv, GemvShape, Inputs, Kernel, KvDtype, Matmul,
+};
+use crate::unroll::{chosen, unrolled};
 
 /// The shaders of a weight in a layout.
 fn weights(layout: Layout) -> String {
@@ -47,7 +50,7 @@ fn rows(inputs: Inputs) -> &'static str {
 }
 
 /// The shaders of what a matmul does with its sums.
-fn epilogue(epilogue: Epilogue) -> String {
+fn epilogue(epilogue: Epilogue, is_cached: bool) -> String {
     let own = match epilogue {
         Epilogue::One => include_str!("../shaders/epilogue_one.wgsl"),
         Epilogue::Three => include_str!("../shaders/epilogue_three.wgsl"),
@@ -59,17 +62,21 @@ fn epilogue(epilogue: Epilogue) -> String {
         Epilogue::Gate | Epilogue::ExpertGate => FUNCTIONS,
         Epilogue::One | Epilogue::Three | Epilogue::Experts => "",
     };
-    [functions, include_str!("../shaders/epilogue.wgsl"), own].concat()
+    let shared = chosen(include_str!("../shaders/epilogue.wgsl"), is_cached);
+    [functions, &shared, own].concat()
 }
 
 /// The shaders of a GEMM: how it reads its operands, which rows its tiles have, what it does with
 /// its sums, and its own, in which the line `//@ weight rows` stands for where tiles begin.
-fn tiled(m: Matmul, own: &str) -> String {
+fn tiled(m: Matmul, is_cached: bool, own: &str) -> String {
+    let tiles_experts = include_str!("../shaders/tiles_experts.wgsl");
     let (tiles, weight_rows) = match m.epilogue {
-        Epilogue::Experts | Epilogue::ExpertGate => (
-            include_str!("../shaders/tiles_experts.wgsl"),
-            include_str!("../shaders/weight_rows_experts.wgsl"),
-        ),
+        Epilogue::Experts | Epilogue::ExpertGate if is_cached => {
+            (tiles_experts, include_str!("../shaders/weight_rows_cached.wgsl"))
+        }
+        Epilogue::Experts | Epilogue::ExpertGate => {
+            (tiles_experts, include_str!("../shaders/weight_rows_experts.wgsl"))
+        }
         Epilogue::One | Epilogue::Three | Epilogue::Gate => (
             include_str!("../shaders/tiles_list.wgsl"),
             include_str!("../shaders/weight_rows_list.wgsl"),
@@ -77,7 +84,16 @@ fn tiled(m: Matmul, own: &str) -> String {
     };
     // Without calls, as naga must see that all threads branch alike.
     let own = own.replace("    //@ weight rows\n", weight_rows);
-    [&weights(m.layout), rows(m.inputs), tiles, &epilogue(m.epilogue), &own].concat()
+    let cached = if is_cached { cached_experts(7) } else { String::new() };
+    let epilogue = epilogue(m.epilogue, is_cached);
+    [&weights(m.layout), rows(m.inputs), tiles, &cached, &epilogue, &own].concat()
+}
+
+/// What matmuls of cached experts have, whose cache has this binding.
+fn cached_experts(binding: usize) -> String {
+    let shader = include_str!("../shaders/cached_experts.wgsl");
+    let shader = shader.replace("{binding}", &binding.to_string());
+    format!("const NO_SLOT: u32 = {NO_SLOT}u;\n{shader}")
 }
 
 /// What shaders with cooperative matrices enable.
@@ -141,12 +157,12 @@ fn gemv(m: Matmul, shape: GemvShape, activations: Activations) -> String {
     ];
     let operands = chunk_operands(m.layout, m.inputs, activations);
     let own = include_str!("../shaders/gemv.wgsl");
-    text(&[&operands, &epilogue(m.epilogue), SUMS, own], &constants)
+    text(&[&operands, &epilogue(m.epilogue, false), SUMS, own], &constants)
 }
 
 /// Of a tile's columns in shared memory, each of 256 threads brings a few vectors of four: of large
 /// tiles a whole chunk of eight, which takes two groups of columns in a step.
-fn gemm_cooperative(m: Matmul, tile: usize) -> String {
+fn gemm_cooperative(m: Matmul, tile: usize, is_cached: bool) -> String {
     let (w_tile, chunk_quads) = (weight_tile(m, tile), m.layout.chunk_quads());
     let step_groups = if chunk_quads == 8 { 2 } else { 1 };
     let w_quads = step_groups * w_tile / 32;
@@ -166,19 +182,19 @@ fn gemm_cooperative(m: Matmul, tile: usize) -> String {
         ("LARGEST_SCALE", if m.layout.has_scales() { LARGEST_SCALE } else { 1 }),
     ];
     let own = include_str!("../shaders/gemm_cooperative.wgsl");
-    [COOPERATIVE, &text(&[&tiled(m, own)], &constants)].concat()
+    [COOPERATIVE, &text(&[&tiled(m, is_cached, own)], &constants)].concat()
 }
 
-fn gemm(m: Matmul, tile: usize) -> String {
+fn gemm(m: Matmul, tile: usize, is_cached: bool) -> String {
     if m.inputs == Inputs::Halves {
-        return gemm_cooperative(m, tile);
+        return gemm_cooperative(m, tile, is_cached);
     }
     let constants = [
         ("QUADS", m.layout.chunk_quads()),
         ("HALVES", tile / 64),
         ("RESULT_ROWS", result_rows(m.epilogue == Epilogue::ExpertGate)),
     ];
-    text(&[&tiled(m, include_str!("../shaders/gemm.wgsl"))], &constants)
+    text(&[&tiled(m, is_cached, include_str!("../shaders/gemm.wgsl"))], &constants)
 }
 
 /// Rows of a list in half precision.
@@ -203,7 +219,7 @@ fn norm(quads: Option<usize>) -> String {
     text(&[ROW_SUM, COLUMNS, STORE_COLUMNS, stored, own], &constants)
 }
 
-fn experts(layout: Layout, inputs: Inputs, is_gated: bool) -> String {
+fn experts(ExpertGemv { layout, inputs, is_gated }: ExpertGemv, is_cached: bool) -> String {
     let constants = [
         ("RESULT_ROWS", result_rows(is_gated)),
         ("PLAIN", usize::from(!is_gated)),
@@ -217,8 +233,9 @@ fn experts(layout: Layout, inputs: Inputs, is_gated: bool) -> String {
     ];
     let operands = chunk_operands(layout, inputs, Activations::Floats);
     let functions = if is_gated { FUNCTIONS } else { "" };
-    let own = include_str!("../shaders/experts.wgsl");
-    text(&[&operands, SUMS, functions, own], &constants)
+    let cached = if is_cached { cached_experts(6) } else { String::new() };
+    let own = chosen(include_str!("../shaders/experts.wgsl"), is_cached);
+    text(&[&operands, SUMS, functions, &cached, &own], &constants)
 }
 
 fn store(dtype: KvDtype) -> String {
@@ -272,12 +289,22 @@ impl Kernel {
                 text(&[&weights(layout), include_str!("../shaders/embed.wgsl")], &constants)
             }
             Kernel::Gemv(m, shape) => gemv(m, shape, activations),
-            Kernel::Gemm(m, tile) => gemm(m, tile),
+            Kernel::Gemm(m, tile) => gemm(m, tile, false),
+            Kernel::CachedGemm(m, tile) => gemm(m, tile, true),
             Kernel::Halves(inputs) => halves(inputs),
             Kernel::ExpertPermutation => {
                 plain(&[include_str!("../shaders/expert_permutation.wgsl")])
             }
-            Kernel::Experts { layout, inputs, is_gated } => experts(layout, inputs, is_gated),
+            Kernel::Experts(gemv) => experts(gemv, false),
+            Kernel::CachedExperts(gemv) => experts(gemv, true),
+            Kernel::ExpertCache => {
+                let constants = [("MAX_FILLS", MAX_FILLS), ("NO_SLOT", NO_SLOT as usize)];
+                text(&[include_str!("../shaders/expert_cache.wgsl")], &constants)
+            }
+            Kernel::ExpertFill => {
+                let constants = [("FILL_WORDS", FILL_WORDS)];
+                text(&[include_str!("../shaders/expert_fill.wgsl")], &constants)
+            }
             Kernel::ExpertSum => plain(&[include_str!("../shaders/expert_sum.wgsl")]),
             Kernel::Bytes(inputs, quads) => bytes(inputs, quads),
             Kernel::Norm => norm(None),
@@ -317,6 +344,7 @@ impl Kernel {
             Kernel::Embed(_)
             | Kernel::Pool
             | Kernel::ExpertPermutation
+            | Kernel::ExpertCache
             | Kernel::ArgmaxPart
             | Kernel::Argmax => &[false, true],
             Kernel::Gemv(m, _) | Kernel::Gemm(m, _) => match m.epilogue {
@@ -326,9 +354,12 @@ impl Kernel {
                     &[false, false, false, false, true, false]
                 }
             },
+            Kernel::CachedGemm(..) => &[false, false, false, false, true, false, false],
             Kernel::Halves(_) | Kernel::Bytes(..) => &[true, false],
             Kernel::Store(_) => &[false, false, false, false, false, true, true],
-            Kernel::Experts { .. } => &[false, false, false, true, false],
+            Kernel::Experts(_) => &[false, false, false, true, false],
+            Kernel::CachedExperts(_) => &[false, false, false, true, false, false],
+            Kernel::ExpertFill => &[false, true, false],
             Kernel::Norm | Kernel::HyperWeights | Kernel::ExpertSum => &[false, false, false, true],
             Kernel::NormBytes(_) => &[false, false, false, true, true],
             Kernel::Rope | Kernel::Elementwise => &[false, false, true],

@@ -9,6 +9,7 @@ mod bandwidth;
 mod batch_data;
 mod buffers;
 mod dispatch;
+mod expert_cache;
 mod gpu;
 mod kernels;
 mod kv;
@@ -28,18 +29,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
+    Backend, DeviceInfo, DeviceKind, Error, ExpertBudget, KvType, Limits, Memory, Model, Progress,
+    Result,
 };
 use bodkin_gguf::File;
 use bodkin_model::Plan;
 
 use gpu::Gpu;
 
+/// Bytes that the automatic budget of experts leaves to the driver.
+const FREE_BYTES: u64 = 512 << 20;
+
 /// A GPU that Vulkan, Metal or DX12 drives. Clones share its compiled kernels.
 #[derive(Clone)]
 pub struct Wgpu {
     gpu: Arc<Gpu>,
     kv_type: KvType,
+    expert_budget: ExpertBudget,
     memory_limit: Option<u64>,
     host_memory: Option<fn() -> Option<u64>>,
     fuse: bool,
@@ -88,6 +94,7 @@ impl Wgpu {
         Ok(Wgpu {
             gpu,
             kv_type: KvType::Auto,
+            expert_budget: ExpertBudget::Auto,
             memory_limit: None,
             host_memory: None,
             fuse: true,
@@ -104,6 +111,17 @@ impl Wgpu {
     #[must_use]
     pub fn keeping(self, kv_type: KvType) -> Wgpu {
         Wgpu { kv_type, ..self }
+    }
+
+    /// Whether it can cache experts: kernels read those without a slot from memory of the host.
+    pub fn caches_experts(&self) -> bool {
+        self.gpu.reads_host_memory
+    }
+
+    /// With so much memory for the experts of a model. The others are in memory of the host.
+    #[must_use]
+    pub fn with_expert_budget(self, expert_budget: ExpertBudget) -> Wgpu {
+        Wgpu { expert_budget, ..self }
     }
 
     /// Says how much memory of the host is free, which limits an adapter that shares it, or whose
@@ -130,6 +148,47 @@ impl Wgpu {
     #[must_use]
     pub fn fusing(self, fuse: bool) -> Wgpu {
         Wgpu { fuse, ..self }
+    }
+
+    /// Checks that all experts in memory of the host and what is on the device fit there together,
+    /// where that is the same memory.
+    fn check_shared_memory(&self, memory: &Memory) -> Result<()> {
+        let on_device = memory.weight_bytes + memory.state_bytes + memory.scratch_bytes;
+        let all = on_device + memory.host_expert_bytes;
+        let free = self.available_memory().unwrap_or(u64::MAX);
+        if memory.host_expert_bytes == 0 || !self.gpu.shares_host_memory() || all <= free {
+            return Ok(());
+        }
+        Err(Error::Config(format!(
+            "{} shares the host's memory: all experts, their slots and the rest of the model need \
+             {} MB, {} MB are free",
+            self.gpu.info.name,
+            all / 1_000_000,
+            free / 1_000_000
+        )))
+    }
+
+    /// The slots for experts in each layer of a model, or none if all experts are on the device.
+    /// Without a limit they are where their memory is the host's anyway, or is not known.
+    fn expert_slots(&self, plan: &Plan, limits: &Limits) -> Option<usize> {
+        let experts = expert_cache::expert_bytes(plan);
+        if !self.caches_experts() || experts.experts == 0 {
+            return None;
+        }
+        let free = match self.expert_budget {
+            ExpertBudget::Auto if self.gpu.shares_host_memory() => return None,
+            ExpertBudget::Auto => {
+                let memory = self.gpu.memory()?;
+                let free = memory.free_bytes.unwrap_or(memory.total_bytes);
+                // A limit needs no reserve for the driver.
+                free.saturating_sub(FREE_BYTES).min(self.memory_limit.unwrap_or(u64::MAX))
+            }
+            ExpertBudget::Bytes(_) | ExpertBudget::Share(_) => 0,
+        };
+        let all = model::memory(&self.gpu, plan, limits, self.kv_type, None);
+        let rest = all.weight_bytes.saturating_sub(experts.experts as u64 * experts.slot);
+        let others = rest + all.state_bytes + all.scratch_bytes;
+        experts.slots(self.expert_budget, free.saturating_sub(others))
     }
 }
 
@@ -160,6 +219,10 @@ impl Backend for Wgpu {
         bandwidth::measure(&self.gpu)
     }
 
+    fn measure_host_bandwidth(&self) -> Result<Option<f64>> {
+        bandwidth::measure_host(&self.gpu)
+    }
+
     fn available_memory(&self) -> Option<u64> {
         let memory = self.gpu.memory();
         let free = memory.map(|memory| memory.free_bytes.unwrap_or(memory.total_bytes));
@@ -169,7 +232,8 @@ impl Backend for Wgpu {
     }
 
     fn memory(&self, plan: &Plan, limits: &Limits) -> Memory {
-        model::memory(&self.gpu, plan, limits, self.kv_type)
+        let slots = self.expert_slots(plan, limits);
+        model::memory(&self.gpu, plan, limits, self.kv_type, slots)
     }
 
     fn load(
@@ -179,7 +243,9 @@ impl Backend for Wgpu {
         limits: &Limits,
         progress: Progress<'_>,
     ) -> Result<Box<dyn Model>> {
-        let how = (self.kv_type, self.fuse, self.tuning.as_deref());
+        let slots = self.expert_slots(&plan, limits);
+        self.check_shared_memory(&model::memory(&self.gpu, &plan, limits, self.kv_type, slots))?;
+        let how = (self.kv_type, self.fuse, self.tuning.as_deref(), slots);
         let model = model::WgpuModel::load(&self.gpu, plan, file, limits, how, progress)?;
         Ok(Box::new(model))
     }

@@ -1,6 +1,7 @@
 //! The plan as dispatches: a few for each operation. This file must not know the device.
 
 mod attention;
+mod expert_cache;
 mod experts;
 mod matmul;
 mod rows;
@@ -14,10 +15,12 @@ use bodkin_backend::{Error, Limits, Result};
 use bodkin_model::{Op, Plan, Rope, Value, WeightId};
 
 pub(crate) use attention::all_split_elements;
+pub(crate) use expert_cache::FILL_WORDS;
 pub(crate) use experts::{EXPERT_ROWS, result_rows, tile_words};
 pub(crate) use matmul::{GEMV_TOKENS, byte_row_vectors, gemv_shape, half_row_quads, weight_tile};
 pub(crate) use stages::{Stage, stacks, stages};
 
+use crate::expert_cache::ExpertCaches;
 use crate::program::{
     Arithmetic, BufferId, Depth, Dispatch, ExpertTiles, Grid, Kernel, KvDtype, List, Program,
     ValueBuffer,
@@ -63,15 +66,15 @@ pub(crate) fn lower(
     plan: &Plan,
     stages: &[Stage],
     limits: &Limits,
-    matrices: &[Option<Matrix>],
+    (matrices, caches): (&[Option<Matrix>], ExpertCaches),
     kv_dtypes: &[KvDtype],
     arithmetic: Arithmetic,
 ) -> Result<Program> {
     // A dispatch counts rows in its first dimension.
     at_most("rows of a step", limits.tokens.max(limits.outputs), MAX_ROWS)?;
     let (values, buffer_of) = values::buffers(plan, stages);
-    let program =
-        Program { dispatches: Vec::new(), values, buffer_of, ropes: Vec::new(), counts: 0 };
+    let (dispatches, ropes, counts) = (Vec::new(), Vec::new(), 0);
+    let program = Program { dispatches, values, buffer_of, ropes, counts, caches };
     let window_indices = plan.window_indices();
     let mut lowering = Lowering {
         plan,

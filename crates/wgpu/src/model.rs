@@ -17,6 +17,7 @@ use bodkin_model::{Op, Plan, RopeTable, Value, WeightId};
 use crate::batch_data::BatchData;
 use crate::buffers::{self, Buffers};
 use crate::dispatch::{self, Ready};
+use crate::expert_cache::ExpertCaches;
 use crate::gpu::Gpu;
 use crate::kv;
 use crate::lower::{Stage, all_split_elements, lower, stacks, stages, tile_words};
@@ -52,7 +53,13 @@ pub(crate) struct WgpuModel {
 }
 
 /// The bytes that a model will hold.
-pub(crate) fn memory(gpu: &Gpu, plan: &Plan, limits: &Limits, kv_type: backend::KvType) -> Memory {
+pub(crate) fn memory(
+    gpu: &Gpu,
+    plan: &Plan,
+    limits: &Limits,
+    kv_type: backend::KvType,
+    slots: Option<usize>,
+) -> Memory {
     let most_bytes = gpu.limits.max_storage_buffer_binding_size;
     let stages = stages(plan, most_bytes, true);
     let dtypes = kv::dtypes(plan, kv_type);
@@ -77,8 +84,10 @@ pub(crate) fn memory(gpu: &Gpu, plan: &Plan, limits: &Limits, kv_type: backend::
     let values = crate::lower::value_buffers(plan, &stages);
     let rows = |is_output| if is_output { limits.outputs } else { limits.tokens };
     let values = values.iter().map(|v| 4 * (v.width * rows(v.is_output)) as u64);
+    let caches = ExpertCaches::new(plan, slots);
+    let weights = weights::bytes(plan, &stacks(plan, &stages), &caches, most_bytes);
     Memory {
-        weight_bytes: weights::bytes(plan, &stacks(plan, &stages), most_bytes),
+        weight_bytes: weights.device + caches.bytes(),
         state_bytes: pages.sum::<u64>() + states as u64,
         // Logits are staged for the host, and copied to it.
         scratch_bytes: values.sum::<u64>()
@@ -88,7 +97,9 @@ pub(crate) fn memory(gpu: &Gpu, plan: &Plan, limits: &Limits, kv_type: backend::
             + scores
             + splits
             + angles as u64,
-        ..Memory::default()
+        cached_expert_bytes: weights.slots,
+        host_expert_bytes: weights.host,
+        expert_slots: slots,
     }
 }
 
@@ -98,14 +109,16 @@ impl WgpuModel {
         plan: Arc<Plan>,
         file: &Arc<File>,
         limits: &Limits,
-        (kv_type, fuse, tuning): (backend::KvType, bool, Option<&Path>),
+        (kv_type, fuse, tuning, slots): (backend::KvType, bool, Option<&Path>, Option<usize>),
         progress: backend::Progress<'_>,
     ) -> Result<WgpuModel> {
         let dtypes = kv::dtypes(&plan, kv_type);
         let most_bytes = gpu.limits.max_storage_buffer_binding_size;
         let stages = stages(&plan, most_bytes, fuse);
-        let matrices = weights::matrices(&plan, &stacks(&plan, &stages), most_bytes);
-        let mut program = lower(&plan, &stages, limits, &matrices, &dtypes, gpu.arithmetic)?;
+        let caches = ExpertCaches::new(&plan, slots);
+        let matrices = weights::matrices(&plan, &stacks(&plan, &stages), &caches, most_bytes);
+        let packed = (&matrices[..], caches);
+        let mut program = lower(&plan, &stages, limits, packed, &dtypes, gpu.arithmetic)?;
         let buffers = Buffers::new(gpu, &plan, &program, limits, &dtypes)?;
         let loaded = weights::load(gpu, &plan, file, &matrices, progress)?;
         let vector = |id: WeightId| weights::values(file, plan.weight(id));
@@ -116,6 +129,7 @@ impl WgpuModel {
         let ropes = program.ropes.iter().map(table).collect();
         let find = |id: &BufferId| match id {
             BufferId::Matrix(id, part) => Ok(loaded[id.0].parts[*part].clone()),
+            BufferId::Slots(id, part) => Ok(loaded[id.0].slots[*part].clone()),
             BufferId::Vector(id) => Ok(loaded[id.0].vector.clone().expect("read as a vector")),
             BufferId::Concatenated(ids) => weights::concatenated(gpu, &plan, file, ids),
             id => Ok(buffers.get(id).clone()),
@@ -292,6 +306,13 @@ impl WgpuModel {
         Ok(read)
     }
 
+    fn read_words(&self, buffer: &wgpu::Buffer, bytes: u64) -> Result<Vec<u32>> {
+        match bytes {
+            0 => Ok(Vec::new()),
+            _ => Ok(bytemuck::pod_collect_to_vec(&self.read_buffer(buffer, 0, bytes)?)),
+        }
+    }
+
     fn copy(&self, from: &wgpu::Buffer, from_at: u64, to: &wgpu::Buffer, to_at: u64, bytes: u64) {
         let descriptor = wgpu::CommandEncoderDescriptor { label: Some("copy") };
         let mut encoder = self.gpu.device.create_command_encoder(&descriptor);
@@ -386,23 +407,22 @@ impl Model for WgpuModel {
     fn stats(&self) -> ModelStats {
         let timeline = self.trace.clone().unwrap_or_default();
         let stages = self.stage_profiles();
-        let bytes = 4 * self.program.counts as u64;
-        let counts = match bytes {
-            0 => Ok(Vec::new()),
-            _ => self.read_buffer(&self.buffers.counts, 0, bytes),
-        };
-        let Ok(counts) = counts else {
+        let (counts, caches) = (&self.buffers.counts, &self.buffers.expert_caches);
+        let counts = self.read_words(counts, 4 * self.program.counts as u64);
+        let caches = self.read_words(caches, self.program.caches.bytes());
+        let (Ok(counts), Ok(caches)) = (counts, caches) else {
             return ModelStats { stages, timeline, ..ModelStats::default() };
         };
-        let counts: Vec<u32> = bytemuck::pod_collect_to_vec(&counts);
         let mut rest = counts.into_iter().map(u64::from);
+        let caches = self.program.caches.stats(&caches);
         let routings = self.plan.ops.iter().filter_map(|op| match op {
             Op::Route { routing, .. } => Some(routing.experts),
             _ => None,
         });
-        let experts = routings.zip(self.plan.routed_layers()).map(|(experts, layer)| {
+        let layers = self.plan.routed_layers().into_iter().zip(caches);
+        let experts = routings.zip(layers).map(|(experts, (layer, cache))| {
             let counts = rest.by_ref().take(experts).collect();
-            ExpertStats { layer, counts, seconds: Vec::new(), cache: None }
+            ExpertStats { layer, counts, seconds: Vec::new(), cache }
         });
         ModelStats { experts: experts.collect(), stages, timeline, ..ModelStats::default() }
     }

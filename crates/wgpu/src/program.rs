@@ -4,6 +4,7 @@ use std::ops::RangeInclusive;
 
 use bodkin_model::WeightId;
 
+use crate::expert_cache::ExpertCaches;
 use crate::layout::Layout;
 
 /// How keys and values are stored.
@@ -46,12 +47,15 @@ pub(crate) enum Kernel {
     Halves(Inputs),
     /// Input rows as bytes, from how they lie, with the vectors of four columns in a chunk.
     Bytes(Inputs, usize),
-    /// Matmuls of experts of few rows, alone or of gates and what they are multiplied with.
-    Experts {
-        layout: Layout,
-        inputs: Inputs,
-        is_gated: bool,
-    },
+    /// Matmuls of experts of few rows.
+    Experts(ExpertGemv),
+    /// Matmuls of cached experts, of few and of many rows.
+    CachedExperts(ExpertGemv),
+    CachedGemm(Matmul, usize),
+    /// Gives slots to experts that rows of the step have chosen.
+    ExpertCache,
+    /// Copies experts to their slots.
+    ExpertFill,
     ExpertSum,
     Norm,
     /// A norm whose result is also stored as bytes, with the vectors of four columns in a chunk.
@@ -84,7 +88,14 @@ pub(crate) enum Kernel {
 impl Kernel {
     /// Whether it reads a matrix of weights, not a row of a table.
     pub(crate) fn is_matmul(self) -> bool {
-        matches!(self, Kernel::Gemv(..) | Kernel::Gemm(..) | Kernel::Experts { .. })
+        matches!(
+            self,
+            Kernel::Gemv(..)
+                | Kernel::Gemm(..)
+                | Kernel::Experts(_)
+                | Kernel::CachedExperts(_)
+                | Kernel::CachedGemm(..)
+        )
     }
 
     /// A name for people.
@@ -92,10 +103,12 @@ impl Kernel {
         match self {
             Kernel::Embed(_) => "embed",
             Kernel::Gemv(..) => "GEMV",
-            Kernel::Gemm(..) => "GEMM",
+            Kernel::Gemm(..) | Kernel::CachedGemm(..) => "GEMM",
             Kernel::Halves(_) => "halves",
             Kernel::Bytes(..) => "bytes",
-            Kernel::Experts { .. } => "experts",
+            Kernel::Experts(_) | Kernel::CachedExperts(_) => "experts",
+            Kernel::ExpertCache => "expert cache",
+            Kernel::ExpertFill => "expert fill",
             Kernel::ExpertSum => "sum of experts",
             Kernel::ExpertPermutation => "expert permutation",
             Kernel::Norm | Kernel::NormBytes(_) => "norm",
@@ -125,6 +138,15 @@ pub(crate) struct Matmul {
     pub(crate) layout: Layout,
     pub(crate) inputs: Inputs,
     pub(crate) epilogue: Epilogue,
+}
+
+/// What the GEMV of experts is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ExpertGemv {
+    pub(crate) layout: Layout,
+    pub(crate) inputs: Inputs,
+    /// Whether it is of gates and what they are multiplied with.
+    pub(crate) is_gated: bool,
 }
 
 /// How a workgroup of the GEMV divides its work.
@@ -219,6 +241,8 @@ pub(crate) enum BufferId {
     Value(usize),
     /// A part of a matrix, in its layout.
     Matrix(WeightId, usize),
+    /// A part of the slots for a matrix whose experts are cached.
+    Slots(WeightId, usize),
     /// A weight in single precision.
     Vector(WeightId),
     /// Weights in single precision, one after the other.
@@ -231,6 +255,8 @@ pub(crate) enum BufferId {
     Angles(usize),
     /// How often experts were selected.
     Counts,
+    /// The caches of experts of all layers.
+    ExpertCaches,
     /// Tiles of rows that share an expert, and the pairs of rows and experts in them.
     ExpertTiles,
     /// Input rows of a matmul in half precision.
@@ -270,6 +296,8 @@ impl List {
 /// What the workgroups of a dispatch are counted by in the first dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Depth {
+    /// One in each step.
+    Step,
     Tokens,
     Outputs,
     Spans,
@@ -349,6 +377,7 @@ pub(crate) struct Program {
     pub(crate) ropes: Vec<bodkin_model::Rope>,
     /// The first counter of each routing, and the number of all.
     pub(crate) counts: usize,
+    pub(crate) caches: ExpertCaches,
 }
 
 #[cfg(test)]

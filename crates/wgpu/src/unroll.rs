@@ -1,4 +1,5 @@
-//! Loops in the text of a shader that are unrolled before it is compiled.
+//! What is done to the text of a shader before it is compiled: loops are unrolled, lines are
+//! chosen.
 
 /// Repeats the lines between `//@ for NAME COUNT` and `//@ end`, with each number for `{NAME}`: a
 /// driver may not unroll the loops that it gets, and arrays that are indexed in a loop are slow. A
@@ -9,6 +10,22 @@ pub(crate) fn unrolled(source: &str, constants: &[(&str, usize)]) -> String {
     let mut text: String = declared.collect();
     unroll(source, constants, &mut text);
     text
+}
+
+/// Of the lines from `//@ if cached` to `//@ end if`, those before `//@ else`, or those after it.
+pub(crate) fn chosen(source: &str, is_cached: bool) -> String {
+    let mut is_in = true;
+    let lines = source.split_inclusive('\n').filter(|line| {
+        let wanted = match line.trim() {
+            "//@ if cached" => is_cached,
+            "//@ else" => !is_cached,
+            "//@ end if" => true,
+            _ => return is_in,
+        };
+        is_in = wanted;
+        false
+    });
+    lines.collect()
 }
 
 /// Unrolls the outermost loops, then those in them.
@@ -37,7 +54,7 @@ fn unroll(source: &str, constants: &[(&str, usize)], text: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use super::unrolled;
+    use super::{chosen, unrolled};
 
     #[test]
     fn loops_are_unrolled_from_the_outside() {
@@ -45,5 +62,12 @@ mod tests {
         let wanted = "const N: u32 = 3u;\na\nb0\nb1\nc10\nb2\nc20\nc21\nd\n";
         assert_eq!(unrolled(source, &[("N", 3)]), wanted);
         assert_eq!(unrolled("//@ for i 0\na\n//@ end\nb\n", &[]), "b\n");
+    }
+
+    #[test]
+    fn lines_are_chosen() {
+        let source = "a\n//@ if cached\nb\n//@ else\nc\n//@ end if\nd\n";
+        assert_eq!(chosen(source, true), "a\nb\nd\n");
+        assert_eq!(chosen(source, false), "a\nc\nd\n");
     }
 }

@@ -6,6 +6,7 @@ use bodkin_backend::{Progress, Result};
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Weight, WeightId};
 
+use crate::expert_cache::{ExpertCache, ExpertCaches};
 use crate::gpu::Gpu;
 use crate::layout::{GROUP_COLS, Layout, Packing, Sections, chunks};
 
@@ -24,7 +25,10 @@ pub(crate) struct Matrix {
     weights: Vec<WeightId>,
     cols: usize,
     codebook: [u32; 4],
+    /// All rows. Those of cached experts are in memory of the host.
     pub(crate) parts: Vec<Part>,
+    /// Of cached experts, the slots on the device.
+    pub(crate) slots: Vec<Part>,
 }
 
 impl Matrix {
@@ -32,13 +36,12 @@ impl Matrix {
     fn new(plan: &Plan, id: WeightId, experts: Option<usize>, most_bytes: u64) -> Matrix {
         let weight = plan.weight(id);
         let Packing { layout, codebook, .. } = Packing::of(weight.format);
-        let row_bytes = 4 * layout.row_words(weight.cols.div_ceil(GROUP_COLS));
         let unit = experts.map_or(1, |experts| weight.rows / experts);
-        let most = (most_bytes as usize / row_bytes / unit).max(1) * unit;
-        let firsts = (0..weight.rows).step_by(most);
-        let part = |first_row| Part { first_row, rows: most.min(weight.rows - first_row) };
-        let (weights, parts) = (vec![id], firsts.map(part).collect());
-        Matrix { layout, weights, cols: weight.cols, codebook, parts }
+        let (weights, cols) = (vec![id], weight.cols);
+        let mut matrix =
+            Matrix { layout, weights, cols, codebook, parts: Vec::new(), slots: Vec::new() };
+        matrix.parts = matrix.divided(weight.rows, unit, most_bytes);
+        matrix
     }
 
     /// Weights of the same layout, one below the other.
@@ -47,7 +50,28 @@ impl Matrix {
             (plan.weight(weights[0]), weights.iter().map(|&id| plan.weight(id).rows));
         let Packing { layout, codebook, .. } = Packing::of(first.format);
         let parts = vec![Part { first_row: 0, rows: rows.sum() }];
-        Matrix { layout, weights, cols: first.cols, codebook, parts }
+        Matrix { layout, weights, cols: first.cols, codebook, parts, slots: Vec::new() }
+    }
+
+    /// With slots for its experts.
+    fn cached(mut self, plan: &Plan, cache: ExpertCache, most_bytes: u64) -> Matrix {
+        let unit = plan.weight(self.weights[0]).rows / cache.experts;
+        let rows = self.weights.len() * cache.slots * unit;
+        self.slots = self.divided(rows, unit, most_bytes);
+        self
+    }
+
+    /// Rows in parts of a multiple of `unit` rows that a binding takes.
+    fn divided(&self, rows: usize, unit: usize, most_bytes: u64) -> Vec<Part> {
+        let row_bytes = 4 * self.layout.row_words(self.groups());
+        let most = (most_bytes as usize / row_bytes / unit).max(1) * unit;
+        let part = |first_row| Part { first_row, rows: most.min(rows - first_row) };
+        (0..rows).step_by(most).map(part).collect()
+    }
+
+    /// How many matrices are stacked.
+    pub(crate) fn stacked_count(&self) -> usize {
+        self.weights.len()
     }
 
     /// Whether each row has a multiple of 32 columns, and so no padding.
@@ -55,7 +79,8 @@ impl Matrix {
         self.cols.is_multiple_of(GROUP_COLS)
     }
 
-    fn groups(&self) -> usize {
+    /// Groups of a row.
+    pub(crate) fn groups(&self) -> usize {
         self.cols.div_ceil(GROUP_COLS)
     }
 
@@ -69,26 +94,46 @@ impl Matrix {
         part.rows * self.layout.row_words(self.groups())
     }
 
-    /// The bytes of all parts.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.parts.iter().map(|&part| 4 * self.words(part) as u64).sum()
+    fn bytes(&self) -> WeightBytes {
+        let of = |parts: &[Part]| parts.iter().map(|&part| 4 * self.words(part) as u64).sum();
+        let (all, slots) = (of(&self.parts), of(&self.slots));
+        match self.slots.is_empty() {
+            true => WeightBytes { device: all, slots: 0, host: 0 },
+            false => WeightBytes { device: slots, slots, host: all },
+        }
+    }
+
+    /// The words of a part at which its scales and its factors begin.
+    pub(crate) fn sections_at(&self, part: Part) -> [usize; 2] {
+        let scales_at = part.rows * self.groups() * self.layout.group_words();
+        [scales_at, self.words(part) - part.rows]
     }
 
     /// The parameters of `weight_params.wgsl`.
-    pub(crate) fn params(&self, part: usize) -> Vec<u32> {
-        let Part { first_row, rows } = self.parts[part];
-        let groups = self.groups();
-        let scales_at = rows * groups * self.layout.group_words();
-        let factors_at = self.words(self.parts[part]) - rows;
-        let numbers = [groups, scales_at, factors_at, self.cols, rows, first_row, 0, 0];
+    pub(crate) fn params(&self, part: Part) -> Vec<u32> {
+        let Part { first_row, rows } = part;
+        let [scales_at, factors_at] = self.sections_at(part);
+        let numbers = [self.groups(), scales_at, factors_at, self.cols, rows, first_row, 0, 0];
         [numbers.map(|x| x as u32).to_vec(), self.codebook.to_vec()].concat()
     }
+}
+
+/// The bytes of weights as they are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WeightBytes {
+    /// On the device.
+    pub(crate) device: u64,
+    /// Of them, the slots of cached experts.
+    pub(crate) slots: u64,
+    /// Of cached experts, in memory of the host.
+    pub(crate) host: u64,
 }
 
 /// The buffers of a weight.
 #[derive(Default)]
 pub(crate) struct WeightBuffers {
     pub(crate) parts: Vec<wgpu::Buffer>,
+    pub(crate) slots: Vec<wgpu::Buffer>,
     /// In single precision.
     pub(crate) vector: Option<wgpu::Buffer>,
 }
@@ -98,6 +143,7 @@ pub(crate) struct WeightBuffers {
 pub(crate) fn matrices(
     plan: &Plan,
     stacks: &[Vec<WeightId>],
+    caches: &ExpertCaches,
     most_bytes: u64,
 ) -> Vec<Option<Matrix>> {
     let mut matrices = vec![None; plan.weights.len()];
@@ -116,7 +162,14 @@ pub(crate) fn matrices(
         let first = weights[0].0;
         matrices[first] = Some(Matrix::stacked(plan, weights.clone()));
     }
-    matrices
+    let cached = |(id, matrix): (usize, Option<Matrix>)| {
+        let (matrix, cache) = (matrix?, caches.of_weight(WeightId(id)));
+        Some(match cache {
+            Some(cache) => matrix.cached(plan, cache, most_bytes),
+            None => matrix,
+        })
+    };
+    matrices.into_iter().enumerate().map(cached).collect()
 }
 
 /// Whether each weight is read as a vector.
@@ -161,7 +214,16 @@ pub(crate) fn load(
         if let Some(matrix) = &matrices[id] {
             for &part in &matrix.parts {
                 let words = packed(file, plan, matrix, part);
-                buffers.parts.push(upload(gpu, &weight.name, &words)?);
+                let bytes = 4 * words.len() as u64;
+                let buffer = match matrix.slots.is_empty() {
+                    true => gpu.buffer(&weight.name, bytes)?,
+                    false => gpu.host_buffer(&weight.name, bytes)?,
+                };
+                gpu.queue.write_buffer(&buffer, 0, bytemuck::cast_slice(&words));
+                buffers.parts.push(buffer);
+            }
+            for &part in &matrix.slots {
+                buffers.slots.push(gpu.buffer(&weight.name, 4 * matrix.words(part) as u64)?);
             }
         }
         if vectors[id] {
@@ -217,12 +279,22 @@ pub(crate) fn upload<T: bytemuck::NoUninit>(
 }
 
 /// The bytes of all weights as they are stored.
-pub(crate) fn bytes(plan: &Plan, stacks: &[Vec<WeightId>], most_bytes: u64) -> u64 {
-    let matrices = matrices(plan, stacks, most_bytes);
-    let packed: u64 = matrices.iter().flatten().map(Matrix::bytes).sum();
+pub(crate) fn bytes(
+    plan: &Plan,
+    stacks: &[Vec<WeightId>],
+    caches: &ExpertCaches,
+    most_bytes: u64,
+) -> WeightBytes {
+    let mut sum = WeightBytes::default();
+    for bytes in matrices(plan, stacks, caches, most_bytes).iter().flatten().map(Matrix::bytes) {
+        sum.device += bytes.device;
+        sum.slots += bytes.slots;
+        sum.host += bytes.host;
+    }
     let vectors = vectors(plan);
     let read = plan.weights.iter().zip(vectors).filter(|(_, is_vector)| *is_vector);
-    packed + read.map(|(w, _)| 4 * (w.rows * w.cols) as u64).sum::<u64>()
+    sum.device += read.map(|(w, _)| 4 * (w.rows * w.cols) as u64).sum::<u64>();
+    sum
 }
 
 /// Weights in single precision, one after the other.

@@ -18,12 +18,13 @@ fn is_cooperative(kernel: Kernel) -> bool {
     matches!(
         kernel,
         Kernel::Gemm(Matmul { inputs: Inputs::Halves, .. }, _)
+            | Kernel::CachedGemm(Matmul { inputs: Inputs::Halves, .. }, _)
             | Kernel::AttentionCooperative { .. }
     )
 }
 
 /// Those that no layout or type of keys and values decides.
-const OTHERS: [Kernel; 28] = [
+const OTHERS: [Kernel; 30] = [
     Kernel::Halves(Inputs::Aligned),
     Kernel::Halves(Inputs::Padded),
     Kernel::Norm,
@@ -37,6 +38,8 @@ const OTHERS: [Kernel; 28] = [
     Kernel::Elementwise,
     Kernel::HyperWeights,
     Kernel::ExpertPermutation,
+    Kernel::ExpertCache,
+    Kernel::ExpertFill,
     Kernel::ExpertSum,
     Kernel::Route,
     Kernel::Pool,
@@ -53,6 +56,11 @@ const OTHERS: [Kernel; 28] = [
     Kernel::ArgmaxPart,
     Kernel::Argmax,
 ];
+
+/// A grouped GEMM, of experts that are all on the device and of cached ones.
+fn tiles_of_experts(matmul: Matmul) -> [Kernel; 2] {
+    [Kernel::Gemm(matmul, 64), Kernel::CachedGemm(matmul, 64)]
+}
 
 /// Every kernel in every variant.
 fn all() -> Vec<Kernel> {
@@ -71,10 +79,11 @@ fn all() -> Vec<Kernel> {
                 ]
             };
             let matmuls = EPILOGUES.map(matmul);
-            let experts =
-                [false, true].map(|is_gated| Kernel::Experts { layout, inputs, is_gated });
-            let tiles = EXPERT_EPILOGUES
-                .map(|epilogue| Kernel::Gemm(Matmul { layout, inputs, epilogue }, 64));
+            let experts = [false, true].into_iter().flat_map(|is_gated| {
+                let gemv = ExpertGemv { layout, inputs, is_gated };
+                [Kernel::Experts(gemv), Kernel::CachedExperts(gemv)]
+            });
+            let tiles = EXPERT_EPILOGUES.map(matmul).into_iter().flat_map(tiles_of_experts);
             matmuls.into_iter().flat_map(of).chain(experts).chain(tiles).collect::<Vec<_>>()
         };
         let all = [Inputs::Aligned, Inputs::Padded].map(matmuls);
@@ -86,7 +95,7 @@ fn all() -> Vec<Kernel> {
     let cooperative = layouts.into_iter().filter(|layout| layout.fits_halves());
     let cooperative = cooperative.flat_map(|layout| {
         let matmul = |epilogue| Matmul { layout, inputs: Inputs::Halves, epilogue };
-        let of_experts = EXPERT_EPILOGUES.map(|epilogue| Kernel::Gemm(matmul(epilogue), 64));
+        let of_experts = EXPERT_EPILOGUES.map(matmul).into_iter().flat_map(tiles_of_experts);
         let of_list = EPILOGUES.map(matmul).into_iter();
         of_list.flat_map(|m| [64, 128].map(|t| Kernel::Gemm(m, t))).chain(of_experts)
     });

@@ -8,8 +8,12 @@ use super::matmul::{SMALL_TILE, weight_tile};
 use super::rows::activation;
 use super::stages::Stage;
 use super::{Lowering, MAX_EXPERTS, MAX_ROWS, THREADS, at_most, vector};
-use crate::program::{BufferId, Depth, Epilogue, ExpertTiles, Kernel, List, Matmul};
-use crate::weights::Matrix;
+use crate::expert_cache::ExpertCache;
+use crate::program::{BufferId, Depth, Epilogue, ExpertGemv, ExpertTiles, Kernel, List, Matmul};
+use crate::weights::{Matrix, Part};
+
+/// Where the parameters of `cached_experts.wgsl` begin.
+const CACHE_PARAMS_AT: usize = 25;
 
 /// Rows of an expert's matrix that a workgroup multiplies with one row of the step.
 pub(crate) const EXPERT_ROWS: usize = 4;
@@ -42,11 +46,44 @@ struct Experts {
     /// Results of an expert.
     rows: usize,
     tiles: ExpertTiles,
+    /// Of their layer, if they are not all on the device.
+    cache: Option<ExpertCache>,
+}
+
+/// A buffer with some of the experts.
+struct Place {
+    weight: BufferId,
+    part: Part,
+    is_of_slots: bool,
 }
 
 impl Experts {
     fn act(&self) -> [u32; 5] {
         self.gate.map_or([0; 5], activation)
+    }
+
+    /// Where the experts are. There is a dispatch for each place.
+    fn places(&self) -> Vec<Place> {
+        let slots = self.matrix.slots.iter().enumerate().map(|(i, &part)| Place {
+            weight: BufferId::Slots(self.weight, i),
+            part,
+            is_of_slots: true,
+        });
+        let parts = self.matrix.parts.iter().enumerate().map(|(i, &part)| Place {
+            weight: BufferId::Matrix(self.weight, i),
+            part,
+            is_of_slots: false,
+        });
+        slots.chain(parts).collect()
+    }
+
+    /// Adds what kernels of cached experts need to know of a place.
+    fn add_cache(&self, place: &Place, buffers: &mut Vec<BufferId>, params: &mut Vec<u32>) {
+        let Some(cache) = self.cache else { return };
+        buffers.push(BufferId::ExpertCaches);
+        params.resize(CACHE_PARAMS_AT, 0);
+        let all_rows = cache.experts * self.rows;
+        params.extend([cache.at, usize::from(place.is_of_slots), all_rows].map(|x| x as u32));
     }
 }
 
@@ -91,6 +128,7 @@ impl Lowering<'_> {
             gate,
             rows: self.plan.weight(weight).rows / experts,
             tiles,
+            cache: self.program.caches.of_weight(weight),
         };
         self.decode_experts(&experts);
         self.prompt_experts(&experts);
@@ -105,14 +143,16 @@ impl Lowering<'_> {
         let route = e.route.map_or(BufferId::None, |route| self.value(route));
         let is_gated = e.gate.is_some();
         let groups = e.tiles.used * (result_rows(is_gated) * e.rows).div_ceil(EXPERT_ROWS);
-        let kernel = Kernel::Experts { layout: e.matrix.layout, inputs: rows.inputs, is_gated };
-        for part in 0..e.matrix.parts.len() {
+        let gemv = ExpertGemv { layout: e.matrix.layout, inputs: rows.inputs, is_gated };
+        let kernel = e.cache.map_or(Kernel::Experts(gemv), |_| Kernel::CachedExperts(gemv));
+        for place in e.places() {
             let own = [rows.stride, e.rows, e.tiles.used].map(|x| x as u32);
-            let params = [&e.matrix.params(part)[..], &own, &flags, &[list as u32], &e.act()];
-            let weight = BufferId::Matrix(e.weight, part);
-            let buffers =
+            let params = [&e.matrix.params(place.part)[..], &own, &flags, &[list as u32], &e.act()];
+            let (weight, mut params) = (place.weight.clone(), params.concat());
+            let mut buffers =
                 vec![weight, rows.buffer.clone(), e.bias.clone(), self.out(), route.clone()];
-            self.push(kernel, buffers, params.concat(), groups, Depth::List(list, 1));
+            e.add_cache(&place, &mut buffers, &mut params);
+            self.push(kernel, buffers, params, groups, Depth::List(list, 1));
         }
     }
 
@@ -126,23 +166,27 @@ impl Lowering<'_> {
         let matmul = Matmul { layout: e.matrix.layout, inputs: rows.inputs, epilogue };
         let tile_rows = result_rows(e.gate.is_some()) * e.rows;
         let groups = tile_rows.div_ceil(weight_tile(matmul, e.tiles.rows));
-        for part in 0..e.matrix.parts.len() {
+        let kernel = match e.cache {
+            None => Kernel::Gemm(matmul, e.tiles.rows),
+            Some(_) => Kernel::CachedGemm(matmul, e.tiles.rows),
+        };
+        for place in e.places() {
             let has_bias = u32::from(e.bias != BufferId::None);
             let own = [rows.stride as u32, list as u32, has_bias, 0];
             let of_tiles = [e.rows, e.tiles.used, e.token_rows].map(|x| x as u32);
             let pairs_at = [e.tiles.pairs_at(self.limits.tokens) as u32];
-            let params = [&e.matrix.params(part)[..], &own, &of_tiles, &e.act(), &pairs_at];
-            let buffers = vec![
-                BufferId::Matrix(e.weight, part),
+            let params = [&e.matrix.params(place.part)[..], &own, &of_tiles, &e.act(), &pairs_at];
+            let mut params = params.concat();
+            let mut buffers = vec![
+                place.weight.clone(),
                 rows.buffer.clone(),
                 e.bias.clone(),
                 BufferId::None,
                 self.out(),
                 BufferId::ExpertTiles,
             ];
-            let (kernel, depth) =
-                (Kernel::Gemm(matmul, e.tiles.rows), Depth::Experts(list, e.tiles));
-            self.push(kernel, buffers, params.concat(), groups, depth);
+            e.add_cache(&place, &mut buffers, &mut params);
+            self.push(kernel, buffers, params, groups, Depth::Experts(list, e.tiles));
         }
     }
 

@@ -206,7 +206,8 @@ impl Lowering<'_> {
         groups: usize,
         least: usize,
     ) {
-        let params = [&matrix.params(0)[..], &[input.stride as u32, list as u32]].concat();
+        let params =
+            [&matrix.params(matrix.parts[0])[..], &[input.stride as u32, list as u32]].concat();
         let grid = Grid { groups, depth: Depth::List(list, 1) };
         let (buffers, lens) = (vec![to, input.buffer.clone()], least..=usize::MAX);
         self.push_for(lens, kernel, buffers, params, grid);
@@ -232,7 +233,8 @@ impl Lowering<'_> {
         }
         let own = [input.stride as u32, list as u32];
         let widths = [0, 1, 2].map(width);
-        let params = [&matrix.params(part)[..], &own, &flags, &widths, &fused.act].concat();
+        let params =
+            [&matrix.params(matrix.parts[part])[..], &own, &flags, &widths, &fused.act].concat();
         let (layout, inputs) = (matrix.layout, input.inputs);
         let kernel = kernel(Matmul { layout, inputs, epilogue: fused.epilogue });
         self.push_for(lens, kernel, buffers, params, grid);

@@ -106,9 +106,9 @@ impl Lowering<'_> {
         let rows = self.plan.weight(table).rows as u32;
         let tiles = self.width().div_ceil(4).div_ceil(THREADS);
         let matrix = self.matrix(table);
-        for part in 0..matrix.parts.len() {
+        for (i, &part) in matrix.parts.iter().enumerate() {
             let params = [matrix.params(part), vec![by, rows]].concat();
-            let buffers = vec![BufferId::Matrix(table, part), self.out()];
+            let buffers = vec![BufferId::Matrix(table, i), self.out()];
             self.push(Kernel::Embed(matrix.layout), buffers, params, tiles, Depth::Tokens);
         }
     }
@@ -136,6 +136,7 @@ impl Lowering<'_> {
         let chosen = chosen.map_or(BufferId::None, |chosen| self.value(chosen));
         let buffers = vec![self.value(input), vector(bias), chosen, self.out(), BufferId::Counts];
         self.push(Kernel::Route, buffers, params.concat(), 1, Depth::Tokens);
+        self.update_cache(counts_at);
         Ok(())
     }
 
