@@ -58,10 +58,6 @@ fn open(options: &Options, reporter: &Reporter) -> Result<Box<dyn Backend>> {
     let kind = device.split_once(':').unwrap_or((device, ""));
     let expects_cpu =
         |found: &str| Err(Error::option("activation_sparsity", "device `cpu`", found));
-    if kind.0 == "wgpu" && options.expert_budget.is_limit() {
-        let expected = "device `auto`, `cpu` or `cuda[:N,..]`";
-        return Err(Error::option("expert_budget", expected, format!("`{device}`")));
-    }
     if options.gpu_layers == Some(0) && matches!(kind, ("auto" | "cpu", "")) {
         // What has no layer on a GPU needs none.
         return cpu(options, reporter);
@@ -163,12 +159,13 @@ fn first_gpu(options: &Options, reporter: &Reporter) -> Option<Box<dyn Backend>>
     }
     match Wgpu::open_fast() {
         Ok(wgpu) => {
-            let backend = limited(wgpu?, options);
-            if options.expert_budget.is_limit() {
-                let name = backend.name();
-                reporter.note(&format!("{name} has no cache of experts; running on the CPU"));
+            let wgpu = wgpu?;
+            if lacks_cache(&wgpu, options) {
+                let name = wgpu.name();
+                reporter.note(&format!("{name} does not cache experts; running on the CPU"));
                 return None;
             }
+            let backend = limited(wgpu, options);
             reporter.note(&format!("running on {}; device `cpu` selects the CPU", backend.name()));
             Some(backend)
         }
@@ -208,7 +205,16 @@ fn wgpu(options: &Options, number: &str, reporter: &Reporter) -> Result<Box<dyn 
         let name = wgpu.name();
         reporter.note(&format!("{name} is a program of the CPU and slow; device `cpu` is faster"));
     }
+    if lacks_cache(&wgpu, options) {
+        let expected = "a device that can read the experts in the host's memory";
+        return Err(Error::option("expert_budget", expected, wgpu.name()));
+    }
     Ok(limited(wgpu, options))
+}
+
+/// Whether there is a limit for experts, and the GPU cannot cache them.
+fn lacks_cache(wgpu: &Wgpu, options: &Options) -> bool {
+    options.expert_budget.is_limit() && !wgpu.caches_experts()
 }
 
 /// The folder of what is measured of GPUs; none for built-in launch shapes, which a user without a
@@ -218,13 +224,15 @@ fn tuning_folder(options: &Options) -> Option<PathBuf> {
     cache.map(|cache| cache.join("tuning"))
 }
 
-/// The GPU, with the memory and the type of the KV cache that `options` allow.
+/// The GPU, with the memory, the budget of experts and the type of the KV cache that `options` ask
+/// for.
 fn limited(wgpu: Wgpu, options: &Options) -> Box<dyn Backend> {
     let wgpu = wgpu.with_host_memory(bodkin_cpu::available_memory);
     // Software would take longer to compile what is measured than it could gain.
     let tuning = tuning_folder(options).filter(|_| !wgpu.is_software());
     let wgpu = wgpu.with_tuning(tuning);
-    Box::new(wgpu.keeping(options.kv_type).with_memory_limit(options.memory_bytes))
+    let wgpu = wgpu.with_memory_limit(options.memory_bytes);
+    Box::new(wgpu.keeping(options.kv_type).with_expert_budget(options.expert_budget))
 }
 
 /// The mock backend, with a fault if one is named.

@@ -173,3 +173,19 @@ fn memory_grows_with_the_context_and_the_step() {
     assert!(text.contains("weights in the file"), "{text}");
     assert_eq!(place.run(&["inspect", &model, "--plan", "--json"]).status.code(), Some(2));
 }
+
+#[test]
+fn cached_experts_of_a_gpu_are_in_memory_of_the_host() {
+    let place = Place::new();
+    let bytes = |budget: &str| {
+        let model = model("qwen3moe-q4_k_m");
+        let flags = ["--memory", "--json", "--device", "wgpu", "--expert-budget", budget];
+        let memory = place.json(&[&["inspect", &model], &flags[..]].concat());
+        ["weight_bytes", "host_expert_bytes"].map(|key| memory[key].as_u64().unwrap())
+    };
+    let ([all, none], [half, host]) = (bytes("100%"), bytes("50%"));
+    assert_eq!(none, 0);
+    // Half of the experts have a slot; the table of slots takes a little.
+    let saved = all - half;
+    assert!(2 * saved <= host && host < 3 * saved, "{saved} of {host}");
+}

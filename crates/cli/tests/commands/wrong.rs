@@ -249,7 +249,6 @@ fn flags_that_make_no_sense_are_named() {
     for (flags, needles) in [
         (&["--device", "nonsense"][..], ["--device", "nonsense"]),
         (&["--device", "cpu", "--gpu-layers", "1"], ["--gpu-layers", "`cpu`"]),
-        (&["--device", "wgpu", "--expert-budget", "1G"], ["--expert-budget", "`wgpu`"]),
         (&["--device", "cuda:0,one"], ["--device: expected device numbers", "`0,one`"]),
         (&["--device", "cuda:0,"], ["separated by commas", "`0,`"]),
         (&["-t", "0"], ["--threads: expected", "found 0"]),
