@@ -162,9 +162,12 @@ fn check_model(args: &Args, path: &Path, prompts: &[(usize, usize)]) -> Result<(
 /// Checks all cases, or some, on a GPU that is not NVIDIA's alone.
 fn check_wgpu(names: &[String]) -> Result<()> {
     let mut failures = Vec::new();
+    let is_chosen: &dyn Fn(&str) -> bool =
+        &|case| names.is_empty() || names.iter().any(|name| case.contains(name));
+    // Cases with experts say so in their names.
+    let has_experts: &dyn Fn(&str) -> bool = &|case| is_chosen(case) && case.contains("expert");
     for kv_type in KvType::ALL {
         let gpu = Wgpu::open(0)?.keeping(kv_type);
-        let is_chosen = |case: &str| names.is_empty() || names.iter().any(|n| case.contains(n));
         let mut found = match names {
             [] => conformance::check(&gpu),
             _ => conformance::check_named(&gpu, is_chosen),
@@ -173,6 +176,11 @@ fn check_wgpu(names: &[String]) -> Result<()> {
         let logits = [conformance::logits_named, conformance::generated_logits_named];
         for logits in logits {
             compare(&logits(&gpu, is_chosen)?, &logits(&single, is_chosen)?, WITHOUT, &mut found);
+            let usual = logits(&gpu, has_experts)?;
+            for share in CACHED_SHARES {
+                let cached = gpu.clone().with_expert_budget(ExpertBudget::Share(share));
+                compare(&usual, &logits(&cached, has_experts)?, CACHED, &mut found);
+            }
         }
         failures.extend(found.iter().map(|failure| format!("{}: {failure}", kv_type.name())));
     }
