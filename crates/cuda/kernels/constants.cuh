@@ -214,12 +214,13 @@
 #define OP_ROTATE 42u
 
 // The layouts of packed weights, and of each the bytes of a chunk.
-enum Layout { F16, S8, S6X16, U5, U4, U2X16, IQ4, CODEBOOK, FP4, S24_F16, S24_S8, S24_S4, F32 };
+enum Layout { F16, S8, S6X16, U5, U4, S4X16, U2X16, IQ4, CODEBOOK, FP4, S24_F16, S24_S8, S24_S4, F32 };
 #define CHUNK_BYTES_F16 2048u
 #define CHUNK_BYTES_S8 1088u
 #define CHUNK_BYTES_S6X16 896u
 #define CHUNK_BYTES_U5 768u
 #define CHUNK_BYTES_U4 640u
+#define CHUNK_BYTES_S4X16 640u
 #define CHUNK_BYTES_U2X16 512u
 #define CHUNK_BYTES_IQ4 576u
 #define CHUNK_BYTES_CODEBOOK 672u
@@ -235,6 +236,7 @@ enum Layout { F16, S8, S6X16, U5, U4, U2X16, IQ4, CODEBOOK, FP4, S24_F16, S24_S8
 #define SLOT_CHUNKS_S6X16 4u
 #define SLOT_CHUNKS_U5 4u
 #define SLOT_CHUNKS_U4 4u
+#define SLOT_CHUNKS_S4X16 4u
 #define SLOT_CHUNKS_U2X16 4u
 #define SLOT_CHUNKS_IQ4 4u
 #define SLOT_CHUNKS_CODEBOOK 4u

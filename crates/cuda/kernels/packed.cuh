@@ -132,6 +132,13 @@ DEVICE u32 nibble_of_pair(const u8 *chunk, u32 lane, u32 high, u32 i) {
     return w >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
 }
 
+// The weights of a step from nibbles whose neighbours lie 16 bits apart, with scale and minimum of both rows.
+DEVICE Fragment from_nibbles(const uint4 &codes, int step, u32 s, u32 m, u32 t, u32 n) {
+    u32 l = word(codes, step / 2) >> step % 2 * 8, h = word(codes, 2 + step / 2) >> step % 2 * 8;
+    return {half_fma(lower_codes(l), s, m), half_fma(lower_codes(h), t, n),
+            half_fma(upper_codes(l), for_upper(s), m), half_fma(upper_codes(h), for_upper(t), n)};
+}
+
 // 4-bit codes with a scale and a minimum for 32 columns. Neighbouring codes lie 16 bits apart.
 template <> struct Packed<U4> : Dense {
     static const u32 BYTES = CHUNK_BYTES_U4, SLOT_CHUNKS = SLOT_CHUNKS_U4;
@@ -144,21 +151,37 @@ template <> struct Packed<U4> : Dense {
     }
 
     __device__ __forceinline__ Fragment fragment(int step) const {
-        u32 l = word(codes, step / 2), h = word(codes, 2 + step / 2);
-        if (step % 2 == 1) {
-            l >>= 8;
-            h >>= 8;
-        }
-        u32 s = broadcast_low(scales.x), m = broadcast_high(scales.x);
-        u32 t = broadcast_low(scales.y), n = broadcast_high(scales.y);
-        return {half_fma(lower_codes(l), s, m), half_fma(lower_codes(h), t, n),
-                half_fma(upper_codes(l), for_upper(s), m), half_fma(upper_codes(h), for_upper(t), n)};
+        return from_nibbles(codes, step, broadcast_low(scales.x), broadcast_high(scales.x),
+                            broadcast_low(scales.y), broadcast_high(scales.y));
     }
 
     static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
         u32 pair = ((const u32 *)(chunk + 512))[2 * (8 * (lane % 4 / 2) + lane / 4) + high];
         float2 scale = from_half_pair(pair);
         return fmaf(scale.x, CODE_UNIT * (float)nibble_of_pair(chunk, lane, high, i), scale.y);
+    }
+};
+
+// Signed 4-bit codes, stored with an offset of 8, with a scale for 16 columns: nibbles as those of U4.
+template <> struct Packed<S4X16> : Dense {
+    static const u32 BYTES = CHUNK_BYTES_S4X16, SLOT_CHUNKS = SLOT_CHUNKS_S4X16;
+    uint4 codes;
+    u32 scales;
+
+    __device__ __forceinline__ void load(const u8 *chunk, u32 lane) {
+        codes = load16(chunk + 16 * lane);
+        scales = ((const u32 *)(chunk + 512))[8 * (lane % 4) + lane / 4];
+    }
+
+    __device__ __forceinline__ Fragment fragment(int step) const {
+        u32 s = broadcast_low(scales), t = broadcast_high(scales);
+        return from_nibbles(codes, step, s, minus_8(s), t, minus_8(t));
+    }
+
+    static __device__ __forceinline__ float value(const u8 *chunk, u32 lane, u32 high, u32 i) {
+        const u16 *scales = (const u16 *)(chunk + 512) + 2 * (8 * (lane % 4) + lane / 4);
+        float code = (float)nibble_of_pair(chunk, lane, high, i) - 8.0f;
+        return from_half(scales[high]) * (CODE_UNIT * code);
     }
 };
 

@@ -19,7 +19,7 @@
 #define NAME persistent
 #endif
 #ifndef LAYOUTS
-#define LAYOUTS(DO) DO(F16) DO(S8) DO(S6X16) DO(U5) DO(U4) DO(U2X16) DO(IQ4) DO(CODEBOOK) DO(FP4)
+#define LAYOUTS(DO) DO(F16) DO(S8) DO(S6X16) DO(U5) DO(U4) DO(S4X16) DO(U2X16) DO(IQ4) DO(CODEBOOK) DO(FP4)
 #endif
 
 #if __CUDA_ARCH__ >= 900

@@ -43,6 +43,7 @@ KERNEL embed_s8(const __grid_constant__ Embed p) { embed<S8>(p); }
 KERNEL embed_s6x16(const __grid_constant__ Embed p) { embed<S6X16>(p); }
 KERNEL embed_u5(const __grid_constant__ Embed p) { embed<U5>(p); }
 KERNEL embed_u4(const __grid_constant__ Embed p) { embed<U4>(p); }
+KERNEL embed_s4x16(const __grid_constant__ Embed p) { embed<S4X16>(p); }
 KERNEL embed_u2x16(const __grid_constant__ Embed p) { embed<U2X16>(p); }
 KERNEL embed_iq4(const __grid_constant__ Embed p) { embed<IQ4>(p); }
 KERNEL embed_codebook(const __grid_constant__ Embed p) { embed<CODEBOOK>(p); }

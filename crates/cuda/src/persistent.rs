@@ -67,12 +67,13 @@ pub(crate) const VARIANTS: [Variant; 5] = [
 ];
 /// The one that is used in place of those with experts where these are cached.
 const CACHED: usize = 4;
-const DENSE: [MmaLayout; 9] = [
+const DENSE: [MmaLayout; 10] = [
     MmaLayout::F16,
     MmaLayout::S8,
     MmaLayout::S6x16,
     MmaLayout::U5,
     MmaLayout::U4,
+    MmaLayout::S4x16,
     MmaLayout::U2x16,
     MmaLayout::Iq4,
     MmaLayout::Codebook,

@@ -13,6 +13,7 @@
 //! S6x16      896  code + 32, as U4; two bits [lane][r / 8]   half, of 16 columns
 //! U5         768  as U4; fifth bits [lane]                   half and minimum, of 32 columns
 //! U4         640  nibbles [lane][r / 8][16], in pairs        half and minimum, of 32 columns
+//! S4x16      640  code + 8, as U4                            half, of 16 columns
 //! U2x16      512  pairs of two bits [lane][r / 8][16]        half and minimum, of 16 columns
 //! Iq4        576  nibbles [lane][r / 8][16]                  half, of 32 columns
 //! Codebook   672  the same; numbers + 64 behind the scales   half, of 16 columns
@@ -124,14 +125,26 @@ pub(super) fn pack_iq4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
     pack_codes_with_scales(MmaLayout::Iq4, row, r, tile)
 }
 
-/// Packs row `r` of a tile as indices of a codebook with a scale for 16 columns, and returns its
-/// scale. Each chunk has the codebook, so that kernels read it with the codes.
-pub(super) fn pack_codebook(row: &[Group], book: &[i8; 16], r: usize, tile: &mut [u8]) -> f32 {
-    for chunk in tile.chunks_exact_mut(MmaLayout::Codebook.chunk_bytes()) {
-        let numbers = chunk[640..656].iter_mut().zip(book);
-        numbers.for_each(|(to, &number)| *to = (number + CODEBOOK_OFFSET) as u8);
+/// Packs row `r` of a tile with a scale for 16 columns, and returns its scale: as the numbers of the
+/// codebook, if they are signed nibbles, or else as its indices. Then each chunk has the codebook,
+/// so that kernels read it with the codes.
+pub(super) fn pack_indices(
+    layout: MmaLayout,
+    row: &mut [Group],
+    book: &[i8; 16],
+    r: usize,
+    tile: &mut [u8],
+) -> f32 {
+    if layout == MmaLayout::S4x16 {
+        let codes = row.iter_mut().flat_map(|group| &mut group.codes);
+        codes.for_each(|code| *code = (book[usize::from(*code)] + 8) as u8);
+    } else {
+        for chunk in tile.chunks_exact_mut(layout.chunk_bytes()) {
+            let numbers = chunk[640..656].iter_mut().zip(book);
+            numbers.for_each(|(to, &number)| *to = (number + CODEBOOK_OFFSET) as u8);
+        }
     }
-    pack_codes(MmaLayout::Codebook, row, r, tile, |scales, group, j, unit| {
+    pack_codes(layout, row, r, tile, |scales, group, j, unit| {
         put_scales_of_16(scales, group, (r, j), unit);
     })
 }
@@ -186,7 +199,7 @@ fn pack_codes(
         .iter()
         .flat_map(|g| [g.scales[0], g.scales[1], g.mins[0] / USUAL_MIN, g.mins[1] / USUAL_MIN]);
     let (code_bytes, put_codes, one): (usize, PutCodes, f32) = match layout {
-        MmaLayout::U4 => (512, put_nibble_pairs, CODE_UNIT),
+        MmaLayout::U4 | MmaLayout::S4x16 => (512, put_nibble_pairs, CODE_UNIT),
         MmaLayout::Iq4 | MmaLayout::Codebook => (512, put_nibbles, CODE_UNIT),
         MmaLayout::U2x16 => (256, put_twos, CODE_UNIT),
         MmaLayout::U5 => (640, put_fives, CODE_UNIT),

@@ -17,7 +17,7 @@ pub(super) enum Packer {
     /// From the row's codes and scales.
     Codes(GroupReader, RowPacker<Group>),
     /// From the row's indices of a codebook, and scales.
-    Indices(GroupReader, &'static [i8; 16]),
+    Indices(MmaLayout, GroupReader, &'static [i8; 16]),
 }
 
 /// The packed layout of a format, and how its rows are packed. Formats without a layout of their
@@ -45,7 +45,9 @@ pub(super) fn packing(format: Format) -> (PackedLayout, Packer) {
         _ => match (format.base(), groups(format)) {
             (Some(base), _) => packing(base),
             (None, Some((Codes::Indices(codebook), reader))) => {
-                (PackedLayout::Mma(MmaLayout::Codebook), Packer::Indices(reader, codebook))
+                let are_nibbles = codebook.iter().all(|number| (-8..8).contains(number));
+                let layout = if are_nibbles { MmaLayout::S4x16 } else { MmaLayout::Codebook };
+                (PackedLayout::Mma(layout), Packer::Indices(layout, reader, codebook))
             }
             (None, _) => values(MmaLayout::F16, dense::pack_f16),
         },

@@ -24,6 +24,8 @@ pub(crate) enum MmaLayout {
     U5,
     /// Four bits with a scale and a minimum for 32 columns.
     U4,
+    /// Signed four bits with a scale for 16 columns.
+    S4x16,
     /// Two bits with a scale and a minimum for 16 columns.
     U2x16,
     /// Codes of four bits into IQ4's codebook, with a scale for 32 columns.
@@ -70,12 +72,13 @@ impl PackedLayout {
 
 impl MmaLayout {
     /// All of them, in the kernels' numbering.
-    pub(crate) const ALL: [MmaLayout; 12] = [
+    pub(crate) const ALL: [MmaLayout; 13] = [
         MmaLayout::F16,
         MmaLayout::S8,
         MmaLayout::S6x16,
         MmaLayout::U5,
         MmaLayout::U4,
+        MmaLayout::S4x16,
         MmaLayout::U2x16,
         MmaLayout::Iq4,
         MmaLayout::Codebook,
@@ -93,6 +96,7 @@ impl MmaLayout {
             MmaLayout::S6x16 => "s6x16",
             MmaLayout::U5 => "u5",
             MmaLayout::U4 => "u4",
+            MmaLayout::S4x16 => "s4x16",
             MmaLayout::U2x16 => "u2x16",
             MmaLayout::Iq4 => "iq4",
             MmaLayout::Codebook => "codebook",
@@ -117,7 +121,7 @@ impl MmaLayout {
             MmaLayout::S6x16 => 896,
             MmaLayout::U5 => 768,
             MmaLayout::Codebook => 672,
-            MmaLayout::U4 => 640,
+            MmaLayout::U4 | MmaLayout::S4x16 => 640,
             MmaLayout::U2x16 => 512,
             MmaLayout::Iq4 => 576,
             MmaLayout::Fp4 => 544,
@@ -137,7 +141,7 @@ impl MmaLayout {
     /// Whether codes take less than a byte and no index, so that a device's instructions limit
     /// matmuls rather than its memory.
     pub(crate) fn has_dense_small_codes(self) -> bool {
-        use MmaLayout::{Codebook, Fp4, Iq4, S6x16, U2x16, U4, U5};
-        matches!(self, S6x16 | U5 | U4 | U2x16 | Iq4 | Codebook | Fp4)
+        use MmaLayout::{Codebook, Fp4, Iq4, S4x16, S6x16, U2x16, U4, U5};
+        matches!(self, S6x16 | U5 | U4 | S4x16 | U2x16 | Iq4 | Codebook | Fp4)
     }
 }

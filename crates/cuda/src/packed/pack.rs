@@ -46,9 +46,9 @@ pub(crate) fn pack(
                     read_groups(reader, row, &mut groups);
                     pack_row(&groups, r, packed)
                 }
-                Packer::Indices(reader, codebook) => {
+                Packer::Indices(layout, reader, codebook) => {
                     read_groups(reader, row, &mut groups);
-                    dense::pack_codebook(&groups, codebook, r, packed)
+                    dense::pack_indices(layout, &mut groups, codebook, r, packed)
                 }
             };
             // Scales are powers of two.
@@ -118,6 +118,10 @@ mod tests {
             PackedLayout::Mma(MmaLayout::U4) => {
                 let (scale, min) = pair(512);
                 scale * CODE_UNIT * nibble() as f32 + min
+            }
+            PackedLayout::Mma(MmaLayout::S4x16) => {
+                let scale = half(512 + 4 * (8 * c + g) + 2 * high);
+                scale * CODE_UNIT * (nibble() as f32 - 8.0)
             }
             PackedLayout::Mma(MmaLayout::U2x16) => {
                 let code = whole_word(8 * lane + 4 * high) >> (i / 2 * 2 + i % 2 * 16) & 3;
