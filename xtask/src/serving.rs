@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 2)]
     rounds: usize,
     /// Requests are for embeddings of this number of texts, with the tokens of a prompt each.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, conflicts_with_all = ["shared", "long", "turns", "generate"])]
     texts: usize,
     /// Tokens of a prompt.
     #[arg(short, long, default_value_t = 128)]
@@ -100,6 +100,10 @@ pub(crate) fn run(root: &Path, args: &Args) -> Result<()> {
 fn measure(root: &Path, args: &Args, model: &str) -> Result<()> {
     let binary = release_binary(root, args.binary.as_deref())?;
     ensure!(args.shared < args.prompt, "--shared: expected less than --prompt");
+    let turns = if args.turns { args.rounds } else { 1 };
+    let longest = args.shared + turns * (args.prompt - args.shared + args.generate);
+    let needs = if args.texts > 0 { args.prompt } else { longest };
+    ensure!(needs <= args.ctx_size, "--ctx-size: a request needs {needs} tokens");
     let model = pull(root, model)?;
     let revision = args.commit.clone().map_or_else(|| commit(root), Ok)?;
     let gpu = gpu::name().filter(|_| args.threads.is_none());

@@ -107,7 +107,7 @@ pub trait Backend: Send + Sync {
     fn measure_bandwidth(&self) -> Result<f64>;
 
     /// Measures the bytes a second that the devices read from the host's memory; none if they
-    /// cache no experts that are there.
+    /// do not read experts from there.
     ///
     /// # Errors
     /// As [`Backend::measure_bandwidth`].

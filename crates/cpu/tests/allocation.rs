@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use bodkin_backend::{
     SamplingParams, Span, Step,
 };
 use bodkin_cpu::{Cpu, Isa, Sparse};
-use bodkin_gguf::File;
+use bodkin_gguf::{File, Format, Writer};
 
 struct Counting;
 
@@ -44,7 +45,9 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 /// Models with all types of weights, norms, windows and caps.
-const MODELS: [&str; 5] = ["llama-q4_k_m", "llama-f16", "qwen2-q8_0", "gemma3", "qwen3moe-q4_k_m"];
+const MODELS: [&str; 5] = ["llama-q4_k_m", "llama-f16", "qwen2-q8_0", "gemma3", EXPERTS];
+/// One that is also tried with ternary experts: these are packed from two forms.
+const EXPERTS: &str = "qwen3moe-q4_k_m";
 
 /// Decode steps that warm up, and those whose allocations are counted.
 const WARM_UP: usize = 4;
@@ -54,33 +57,54 @@ const POSITION: usize = 500;
 
 #[test]
 fn steps_allocate_nothing() {
-    for model in MODELS {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
+    let open = |name: &str| File::open(folder.join(name).with_extension("gguf")).unwrap();
+    let mut models: Vec<_> = MODELS.iter().map(|name| (*name, Arc::new(open(name)))).collect();
+    models.push(("ternary experts", Arc::new(with_ternary_experts(&open(EXPERTS)))));
+    for (name, file) in models {
         for isa in Isa::available() {
             for threads in [1, 2] {
-                count(
-                    model,
-                    &Cpu {
-                        isa,
-                        sparse: Sparse::Always,
-                        skip_inputs: threads == 2,
-                        kv_type: [KvType::Auto, KvType::Q8_0][threads - 1],
-                        expert_budget: ExpertBudget::Share(1.0 / threads as f64),
-                        ..Cpu::new(Some(threads)).unwrap()
-                    },
-                );
+                let cpu = Cpu {
+                    isa,
+                    sparse: Sparse::Always,
+                    skip_inputs: threads == 2,
+                    kv_type: [KvType::Auto, KvType::Q8_0][threads - 1],
+                    expert_budget: ExpertBudget::Share(1.0 / threads as f64),
+                    ..Cpu::new(Some(threads)).unwrap()
+                };
+                count(name, &file, &cpu);
             }
         }
     }
 }
 
-fn count(name: &str, cpu: &Cpu) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
-    let file = Arc::new(File::open(folder.join(name).with_extension("gguf")).unwrap());
+/// A copy of a file with other experts.
+fn with_ternary_experts(file: &File) -> File {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ternary.gguf");
+    let mut writer = Writer::new(&path, file.metadata()).unwrap();
+    for tensor in file.tensors() {
+        let is_expert = tensor.name.contains("_exps");
+        let format = if is_expert { Format::TQ2_0 } else { tensor.format };
+        let mut data = file.data(tensor).to_vec();
+        if is_expert {
+            // Codes of any kind, and a small scale.
+            let block = [[0x64; 64].as_slice(), &[0, 0x1c]].concat();
+            data = block.repeat(tensor.elements() as usize / 256);
+        }
+        let write = move |out: &mut dyn Write| out.write_all(&data);
+        writer.tensor_with(&tensor.name, format, &tensor.shape, write).unwrap();
+    }
+    writer.save().unwrap();
+    File::open(path).unwrap()
+}
+
+fn count(name: &str, file: &Arc<File>, cpu: &Cpu) {
     let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
     let pages = (POSITION + WARM_UP + STEPS).div_ceil(PAGE_TOKENS);
     let groups = plan.windows().len();
     let limits = Limits { tokens: 16, outputs: 2, pages: vec![2 * pages; groups], state_slots: 2 };
-    let mut model = cpu.load(Arc::clone(&plan), &file, &limits, &|_, _| ()).unwrap();
+    let mut model = cpu.load(Arc::clone(&plan), file, &limits, &|_, _| ()).unwrap();
 
     let params = SamplingParams {
         temperature: 0.7,

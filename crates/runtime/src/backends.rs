@@ -160,9 +160,12 @@ fn first_gpu(options: &Options, reporter: &Reporter) -> Option<Box<dyn Backend>>
     match Wgpu::open_fast() {
         Ok(wgpu) => {
             let wgpu = wgpu?;
-            if lacks_cache(&wgpu, options) {
+            // Where both share the memory, the CPU needs less: it leaves experts in the file.
+            let shares = options.expert_budget.is_limit() && wgpu.shares_host_memory();
+            if shares || lacks_cache(&wgpu, options) {
+                let reason = if shares { "shares the host's memory" } else { "caches no experts" };
                 let name = wgpu.name();
-                reporter.note(&format!("{name} does not cache experts; running on the CPU"));
+                reporter.note(&format!("{name} {reason}; running on the CPU"));
                 return None;
             }
             let backend = limited(wgpu, options);

@@ -107,6 +107,11 @@ impl Wgpu {
         self.gpu.is_software()
     }
 
+    /// Whether its memory is the host's: of integrated, Apple's and software adapters.
+    pub fn shares_host_memory(&self) -> bool {
+        self.gpu.shares_host_memory()
+    }
+
     /// With another type of the KV cache.
     #[must_use]
     pub fn keeping(self, kv_type: KvType) -> Wgpu {
@@ -160,8 +165,8 @@ impl Wgpu {
             return Ok(());
         }
         Err(Error::Config(format!(
-            "{} shares the host's memory: all experts, their slots and the rest of the model need \
-             {} MB, {} MB are free",
+            "{} shares the host's memory: with --expert-budget all experts, their slots and the \
+             rest of the model need {} MB, and {} MB are free; without it they need less",
             self.gpu.info.name,
             all / 1_000_000,
             free / 1_000_000
@@ -178,10 +183,11 @@ impl Wgpu {
         let free = match self.expert_budget {
             ExpertBudget::Auto if self.gpu.shares_host_memory() => return None,
             ExpertBudget::Auto => {
-                let memory = self.gpu.memory()?;
-                let free = memory.free_bytes.unwrap_or(memory.total_bytes);
+                let memory = self.gpu.memory();
+                let free = memory.map(|memory| memory.free_bytes.unwrap_or(memory.total_bytes));
                 // A limit needs no reserve for the driver.
-                free.saturating_sub(FREE_BYTES).min(self.memory_limit.unwrap_or(u64::MAX))
+                let free = free.map(|free| free.saturating_sub(FREE_BYTES));
+                free.into_iter().chain(self.memory_limit).min()?
             }
             ExpertBudget::Bytes(_) | ExpertBudget::Share(_) => 0,
         };

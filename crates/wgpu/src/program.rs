@@ -49,8 +49,9 @@ pub(crate) enum Kernel {
     Bytes(Inputs, usize),
     /// Matmuls of experts of few rows.
     Experts(ExpertGemv),
-    /// Matmuls of cached experts, of few and of many rows.
+    /// The same, where experts are cached.
     CachedExperts(ExpertGemv),
+    /// Matmuls of cached experts of many rows, with the number of rows of a workgroup.
     CachedGemm(Matmul, usize),
     /// Gives slots to experts that rows of the step have chosen.
     ExpertCache,

@@ -106,6 +106,9 @@ fn cached_experts_change_no_bit() {
             assert!(found.1 == wanted.1, "{name}: other tokens with {share} of the experts");
             let ExpertCacheStats { slots, hits, misses, fills } = found.2.unwrap();
             assert!(hits > 0 && misses >= fills && fills >= slots as u64, "{name}: {:?}", found.2);
+            // With one slot, experts lose it, and others are read from the host's memory.
+            let is_full = fills > slots as u64 && misses > fills;
+            assert!(is_full || share > 0.0, "{name}: {:?}", found.2);
             assert_eq!(*uses.get_or_insert(hits + misses), hits + misses, "{name}");
         }
     }

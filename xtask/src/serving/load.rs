@@ -13,6 +13,10 @@ use crate::compare::median;
 /// Token ids of prompts are below this; every vocabulary is larger.
 const VOCABULARY: u64 = 20_000;
 
+/// Set in the seeds of tokens that stand in for answers, and in that of the long prompt.
+const ANSWER: u64 = 1 << 63;
+const LONG: u64 = 1 << 62;
+
 /// Streams at the same time, and their requests.
 pub(super) struct Load {
     pub(super) streams: usize,
@@ -35,7 +39,7 @@ pub(super) struct Load {
 /// What one run gave.
 #[derive(Clone, Debug)]
 pub(super) struct Measured {
-    /// Tokens of prompts and answers, a second.
+    /// Tokens of prompts and answers, a second. In a conversation, a prompt is what its turn adds.
     pub(super) total_tok_s: f64,
     /// Tokens of answers, a second.
     pub(super) output_tok_s: f64,
@@ -128,7 +132,7 @@ impl Load {
             let times = client::stream(address, &self.body(&prompt, self.generate));
             // The conversation goes on with other tokens than those of the answer, as clients
             // write answers of models that think.
-            prompt.extend(tokens(!own(round), self.generate));
+            prompt.extend(tokens(ANSWER | own(round), self.generate));
             times
         };
         (0..self.rounds).map(request).collect()
@@ -153,7 +157,7 @@ impl Load {
     /// One long prompt, a while after the streams have begun.
     fn run_long(&self, address: SocketAddr, seed: u64) -> Result<Times> {
         std::thread::sleep(Duration::from_millis(500));
-        client::stream(address, &self.body(&tokens(!seed, self.long), 4))
+        client::stream(address, &self.body(&tokens(LONG | seed, self.long), 4))
     }
 
     fn body(&self, tokens: &[u64], generate: usize) -> Value {
@@ -234,6 +238,26 @@ pub(super) fn ratio(ours: &[Measured], theirs: &[Measured]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_load_is_named_after_what_is_special_about_it() {
+        let fields = Map::from_iter([("logprobs".to_owned(), json!(5))]);
+        let load = Load {
+            streams: 16,
+            rounds: 4,
+            prompt: 128,
+            shared: 100,
+            generate: 256,
+            long: 0,
+            has_turns: true,
+            texts: 0,
+            fields,
+        };
+        assert_eq!(load.name(), "c16 pp128 tg256 shared100 turns4 logprobs=5");
+        assert_eq!(load.body(&[1], 2)["logprobs"], 5);
+        let load = Load { texts: 32, shared: 0, has_turns: false, fields: Map::new(), ..load };
+        assert_eq!(load.name(), "c16 embeddings of 32 x 128");
+    }
 
     #[test]
     fn percentiles_are_of_sorted_values() {

@@ -107,19 +107,20 @@ impl Shape {
     pub(super) fn tensors(&self) -> Vec<Tensor> {
         let table = [self.width, self.vocabulary];
         let mut tensors = vec![tensor("token_embd.weight", &table, Fill::Table)];
+        let of_layer = |layer: u32, block: Vec<Tensor>| {
+            let named = move |t: Tensor| Tensor { name: format!("blk.{layer}.{}", t.name), ..t };
+            block.into_iter().map(named)
+        };
+        if let Kind::Encoder { tokens } = self.kind {
+            tensors.extend(self.encoder_tables(tokens));
+            tensors.extend((0..self.layers).flat_map(|i| of_layer(i, self.encoder_layer())));
+            return tensors;
+        }
         tensors.extend(self.layer_inputs());
         for layer in 0..self.layers {
-            let mut block = match self.kind {
-                Kind::Encoder { .. } => self.encoder_layer(),
-                _ => self.layer(layer),
-            };
+            let mut block = self.layer(layer);
             block.extend(self.layer_input());
-            let prefix = format!("blk.{layer}.");
-            tensors
-                .extend(block.into_iter().map(|t| Tensor { name: prefix.clone() + &t.name, ..t }));
-        }
-        if let Kind::Encoder { .. } = self.kind {
-            return tensors;
+            tensors.extend(of_layer(layer, block));
         }
         tensors.push(vector("output_norm", self.width));
         if !self.tied {
@@ -346,15 +347,16 @@ impl Shape {
         ]
     }
 
-    /// Tables of a BERT's positions and kinds of token, or what gives each layer of a Gemma its
-    /// input, with the frequency factors of its global layers.
+    /// Tables of an encoder's positions and kinds of token, and the norm behind their sum.
+    fn encoder_tables(&self, tokens: u32) -> Vec<Tensor> {
+        let position = tensor("position_embd.weight", &[self.width, tokens], Fill::Precise);
+        let kinds = tensor("token_types.weight", &[self.width, TOKEN_KINDS], Fill::Precise);
+        let norm = layer_norm("token_embd_norm", self.width);
+        [position, kinds].into_iter().chain(norm).collect()
+    }
+
+    /// What gives each layer of a Gemma its input, and the frequency factors of its global layers.
     fn layer_inputs(&self) -> Vec<Tensor> {
-        if let Kind::Encoder { tokens } = self.kind {
-            let position = tensor("position_embd.weight", &[self.width, tokens], Fill::Precise);
-            let kinds = tensor("token_types.weight", &[self.width, TOKEN_KINDS], Fill::Precise);
-            let norm = layer_norm("token_embd_norm", self.width);
-            return [position, kinds].into_iter().chain(norm).collect();
-        }
         let Kind::Gemma { global_dim, input, .. } = self.kind else { return Vec::new() };
         let width = input * self.layers;
         vec![

@@ -33,7 +33,7 @@ mod q6_k;
 mod q8_0;
 mod traits;
 
-pub(crate) use codebook::{SOURCE_BYTES as CODED_BYTES, put_source};
+pub(crate) use codebook::{Codebook, put_source};
 pub(crate) use float::{Bf16, F16, F32};
 pub(crate) use q4_0::Q4_0;
 pub(crate) use q8_0::Q8_0;

@@ -7,9 +7,7 @@ use bodkin_gguf::format::{CodedBlockReader, coded_blocks};
 use half::f16;
 
 use super::lanes::PANEL_ROWS;
-use super::layout::{
-    CODED_BYTES, FloatLayout, IntegerLayout, PackedLayout, VisitLayout, put_source,
-};
+use super::layout::{Codebook, FloatLayout, IntegerLayout, PackedLayout, VisitLayout, put_source};
 
 /// Columns that are dequantised at a time; the block sizes of all formats divide it.
 const CHUNK_COLS: usize = 256;
@@ -51,7 +49,8 @@ impl<'a> SourceRows<'a> {
     ///
     /// # Panics
     /// If there are fewer rows, if they have another length, or if the layout cannot store the
-    /// format: an integer layout stores its own and sparse ones over it, a float layout any.
+    /// format: an integer layout stores those whose native one it is, and sparse ones over
+    /// them, a float layout any.
     pub(super) fn check(&self, layout: PackedLayout, rows: usize, cols: usize) {
         let format = self.dense_format();
         let fits = format.row_bytes(cols).is_some_and(|bytes| {
@@ -73,33 +72,31 @@ impl<'a> SourceRows<'a> {
         panel: &mut [u8],
     ) {
         let (format, count, mut dense) = (self.dense_format(), rows.len(), Vec::new());
-        let source = match coded_blocks(format).filter(|_| layout == PackedLayout::Codebook) {
-            Some(reader) => self.coded(rows, cols, reader, &mut dense),
-            None => self.dense(rows, cols, &mut dense),
-        };
+        if let Some(reader) = coded_blocks(format).filter(|_| layout == PackedLayout::Codebook) {
+            return self.pack_coded(reader, rows, panel);
+        }
+        let source = self.dense(rows, cols, &mut dense);
         let row_bytes = source.len() / count.max(1);
         let is_same = format == layout.format();
         layout.visit(PackPanel { format, is_same, cols, row_bytes, source, rows: count, panel });
     }
 
-    /// Some contiguous rows, as [`PackedLayout::Codebook`] packs them.
-    fn coded<'b>(
+    /// Packs rows as [`PackedLayout::Codebook`]: a block at a time, as steps may allocate nothing.
+    fn pack_coded(
         self,
-        rows: Range<usize>,
-        cols: usize,
         (codebook, block): (&[i8; 16], CodedBlockReader),
-        scratch: &'b mut Vec<u8>,
-    ) -> &'b [u8] {
+        rows: Range<usize>,
+        panel: &mut [u8],
+    ) {
         let bytes = self.data.len() / self.total;
-        let blocks = cols / CHUNK_COLS;
-        scratch.resize(rows.len() * blocks * CODED_BYTES, 0);
-        let sources = scratch.chunks_exact_mut(CODED_BYTES).enumerate();
-        for (i, source) in sources {
-            let row = self.first + rows.start + i / blocks;
-            let row = &self.data[row * bytes..(row + 1) * bytes];
-            put_source(&block(row, i % blocks), codebook, source);
+        let mut source = [0; Codebook::SOURCE_BYTES];
+        for (lane, row) in rows.enumerate() {
+            let row = &self.data[(self.first + row) * bytes..][..bytes];
+            for (i, span) in panel.chunks_exact_mut(Codebook::BYTES).enumerate() {
+                put_source(&block(row, i), codebook, &mut source);
+                Codebook::pack(&source, lane, span);
+            }
         }
-        scratch
     }
 
     /// Some contiguous rows, in the dense format. A sparse format is expanded into `scratch`.

@@ -125,9 +125,9 @@ pub(super) fn pack_iq4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
     pack_codes_with_scales(MmaLayout::Iq4, row, r, tile)
 }
 
-/// Packs row `r` of a tile with a scale for 16 columns, and returns its scale: as the numbers of the
-/// codebook, if they are signed nibbles, or else as its indices. Then each chunk has the codebook,
-/// so that kernels read it with the codes.
+/// Packs row `r` of a tile with a scale for 16 columns, and returns its scale: as the numbers of
+/// the codebook, if they are signed nibbles, or else as its indices. Then each chunk has the
+/// codebook, so that kernels read it with the codes.
 pub(super) fn pack_indices(
     layout: MmaLayout,
     row: &mut [Group],
@@ -138,8 +138,9 @@ pub(super) fn pack_indices(
     if layout == MmaLayout::S4x16 {
         let codes = row.iter_mut().flat_map(|group| &mut group.codes);
         codes.for_each(|code| *code = (book[usize::from(*code)] + 8) as u8);
-    } else {
+    } else if r == 0 {
         for chunk in tile.chunks_exact_mut(layout.chunk_bytes()) {
+            // Behind codes and scales; the rest of the chunk makes it a multiple of 32 bytes.
             let numbers = chunk[640..656].iter_mut().zip(book);
             numbers.for_each(|(to, &number)| *to = (number + CODEBOOK_OFFSET) as u8);
         }
@@ -249,9 +250,11 @@ fn put_fives(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
     });
 }
 
-/// The same with a word of two bits for each row. The reader's codes are greater by 96.
+/// The same with a word of two bits for each row. The reader's codes are numbers from -32 to 31,
+/// plus 128.
 fn put_sixes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
-    let codes: [u8; 16] = std::array::from_fn(|i| codes[i] - 96);
+    let codes: [u8; 16] = std::array::from_fn(|i| codes[i].wrapping_sub(128 - 32));
+    debug_assert!(codes.iter().all(|&code| code < 64));
     let word = 512 + 8 * lane + 4 * high;
     put_above(chunk, (lane, high), &codes, word, |step| 2 * step + step / 2 * 4);
 }

@@ -138,8 +138,8 @@ impl MmaLayout {
         }
     }
 
-    /// Whether codes take less than a byte and no index, so that a device's instructions limit
-    /// matmuls rather than its memory.
+    /// Whether codes take less than a byte and weights are no 2:4 sparse ones, so that a device's
+    /// instructions limit matmuls rather than its memory.
     pub(crate) fn has_dense_small_codes(self) -> bool {
         use MmaLayout::{Codebook, Fp4, Iq4, S4x16, S6x16, U2x16, U4, U5};
         matches!(self, S6x16 | U5 | U4 | S4x16 | U2x16 | Iq4 | Codebook | Fp4)

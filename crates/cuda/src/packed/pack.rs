@@ -83,11 +83,9 @@ mod tests {
         let whole_word = |at: usize| u32::from_le_bytes(chunk[at..at + 4].try_into().unwrap());
         let word = |start: usize| whole_word(start + 16 * lane + 8 * high + 4 * (i / 8));
         let nibble = || word(0) >> (4 * (i % 8 / 2 + 4 * (i % 2))) & 15;
-        let pair = |start: usize| {
-            let at = start + 4 * (2 * (8 * (c / 2) + g) + high);
-            (half(at), half(at + 2))
-        };
         let byte = || f32::from(chunk[512 * high + 16 * lane + i]);
+        let [of_32, of_16] = [c / 2, c].map(|group| 4 * (8 * group + g) + 2 * high);
+        let pair = |start: usize| (half(start + 2 * of_32), half(start + 2 * of_32 + 2));
         let value = match shape.layout {
             PackedLayout::Mma(
                 layout @ (MmaLayout::S24F16 | MmaLayout::S24S8 | MmaLayout::S24S4),
@@ -99,14 +97,12 @@ mod tests {
             PackedLayout::Mma(MmaLayout::F16) => {
                 half(512 * (2 * high + i / 8) + 16 * lane + 2 * (i % 8))
             }
-            PackedLayout::Mma(MmaLayout::S8) => {
-                half(1024 + 4 * (8 * (c / 2) + g) + 2 * high) * CODE_UNIT * (byte() - 128.0)
-            }
+            PackedLayout::Mma(MmaLayout::S8) => half(1024 + of_32) * CODE_UNIT * (byte() - 128.0),
             PackedLayout::Mma(MmaLayout::S6x16) => {
                 let tops = whole_word(512 + 8 * lane + 4 * high);
                 let place = [0, 4, 2, 6, 8, 12, 10, 14][i / 2] + 16 * (i % 2);
                 let code = nibble() | (tops >> place & 3) << 4;
-                half(768 + 4 * (8 * c + g) + 2 * high) * CODE_UNIT * (code as f32 - 32.0)
+                half(768 + of_16) * CODE_UNIT * (code as f32 - 32.0)
             }
             PackedLayout::Mma(MmaLayout::U5) => {
                 let fifths = whole_word(512 + 4 * lane);
@@ -120,21 +116,19 @@ mod tests {
                 scale * CODE_UNIT * nibble() as f32 + min
             }
             PackedLayout::Mma(MmaLayout::S4x16) => {
-                let scale = half(512 + 4 * (8 * c + g) + 2 * high);
-                scale * CODE_UNIT * (nibble() as f32 - 8.0)
+                half(512 + of_16) * CODE_UNIT * (nibble() as f32 - 8.0)
             }
             PackedLayout::Mma(MmaLayout::U2x16) => {
                 let code = whole_word(8 * lane + 4 * high) >> (i / 2 * 2 + i % 2 * 16) & 3;
-                let at = 256 + 4 * (2 * (8 * c + g) + high);
-                half(at) * CODE_UNIT * code as f32 + half(at + 2)
+                half(256 + 2 * of_16) * CODE_UNIT * code as f32 + half(256 + 2 * of_16 + 2)
             }
             PackedLayout::Mma(MmaLayout::Codebook) => {
                 let number = f32::from(chunk[640 + (word(0) >> (4 * (i % 8)) & 15) as usize]);
-                half(512 + 4 * (8 * c + g) + 2 * high) * CODE_UNIT * (number - 64.0)
+                half(512 + of_16) * CODE_UNIT * (number - 64.0)
             }
             PackedLayout::Mma(MmaLayout::Iq4) => {
                 let number = iq4::CODEBOOK[(word(0) >> (4 * (i % 8)) & 15) as usize];
-                half(512 + 4 * (8 * (c / 2) + g) + 2 * high) * CODE_UNIT * f32::from(number)
+                half(512 + of_32) * CODE_UNIT * f32::from(number)
             }
             PackedLayout::Mma(MmaLayout::Fp4) => {
                 let bits = (word(0) >> (16 * (i % 2))) as u16;

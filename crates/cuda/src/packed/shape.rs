@@ -52,9 +52,9 @@ pub(crate) struct Shape {
     pub(crate) widest: usize,
 }
 
-/// Split-K slices for dense codes of less than a byte, which a device's instructions limit rather than
-/// its memory, so that no warp may stand idle. Where warps take slices of tiles in waves, these are the
-/// fewest slices within a sixteenth of the least time.
+/// Split-K slices for dense codes of less than a byte, which a device's instructions limit rather
+/// than its memory, so that no warp may stand idle. Where warps take slices of tiles in waves, they
+/// are the fewest within a sixteenth of the least time.
 fn slices_of_small_codes(tiles: usize) -> usize {
     let time = |slices: usize| (tiles * slices).div_ceil(WARPS) * (MAX_SLICES / slices);
     let all = [1, 2, 4, 8, MAX_SLICES];

@@ -5,29 +5,9 @@
 use bytemuck::Pod;
 use half::f16;
 
-use super::runs::{self, Runs};
+use super::group::{Group, GroupReader};
+use super::runs::{CodedBlockReader, Readers};
 use super::{Format, fp4, iq, iq4, k, low_bit, q};
-
-/// 32 columns of a row: `scale * code + min`.
-#[derive(Clone, Copy, Default)]
-pub struct Group {
-    /// Of each 16 columns; where a format has one scale for 32, twice the same.
-    pub scales: [f32; 2],
-    /// Likewise; 0 in formats without.
-    pub mins: [f32; 2],
-    /// See [`Codes`].
-    pub codes: [u8; 32],
-}
-
-impl Group {
-    /// A group with one scale and minimum.
-    fn of(scale: f32, min: f32, codes: [u8; 32]) -> Group {
-        Group { scales: [scale; 2], mins: [min; 2], codes }
-    }
-}
-
-/// Passes all groups of a row to a callback, from the first to the last.
-pub type GroupReader = fn(row: &[u8], &mut dyn FnMut(Group));
 
 /// The meaning of [`Group::codes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,21 +40,38 @@ pub fn groups(format: Format) -> Option<(Codes, GroupReader)> {
         Format::Q4_K => (Codes::Nibbles, q4_k),
         Format::Q2_K => (Codes::TwoBits, q2_k),
         Format::Q3_K => (Codes::Indices(&CODEBOOK_Q3_K), q3_k),
-        Format::IQ1_S => of_runs::<iq::IQ1_S>(),
-        Format::IQ1_M => of_runs::<iq::IQ1_M>(),
-        Format::IQ2_XXS => of_runs::<iq::IQ2_XXS>(),
-        Format::IQ2_XS => of_runs::<iq::IQ2_XS>(),
-        Format::IQ2_S => of_runs::<iq::IQ2_S>(),
-        Format::IQ3_XXS => of_runs::<iq::IQ3_XXS>(),
-        Format::IQ3_S => of_runs::<iq::IQ3_S>(),
-        Format::Q1_0 => of_runs::<low_bit::Q1_0>(),
-        Format::Q2_0 => of_runs::<low_bit::Q2_0>(),
-        Format::TQ1_0 => of_runs::<low_bit::TQ1_0>(),
-        Format::TQ2_0 => of_runs::<low_bit::TQ2_0>(),
         Format::NVFP4 => (Codes::Indices(&fp4::CODEBOOK), nvfp4),
         Format::IQ4_NL => (Codes::Indices(&iq4::CODEBOOK), iq4_nl),
         Format::IQ4_XS => (Codes::Indices(&iq4::CODEBOOK), iq4_xs),
         Format::MXFP4 => (Codes::Indices(&fp4::CODEBOOK), mxfp4),
+        _ => {
+            let readers = readers(format)?;
+            (Codes::Indices(readers.codebook), readers.groups)
+        }
+    })
+}
+
+/// How the blocks of a format are read whose values are a scale for 256 columns times small
+/// integers, and its codebook; none for other formats.
+pub fn coded_blocks(format: Format) -> Option<(&'static [i8; 16], CodedBlockReader)> {
+    let readers = readers(format)?;
+    Some((readers.codebook, readers.block?))
+}
+
+/// The readers of all formats of runs.
+fn readers(format: Format) -> Option<Readers> {
+    Some(match format {
+        Format::IQ1_S => Readers::of::<iq::IQ1_S>(),
+        Format::IQ1_M => Readers::of::<iq::IQ1_M>(),
+        Format::IQ2_XXS => Readers::of::<iq::IQ2_XXS>(),
+        Format::IQ2_XS => Readers::of::<iq::IQ2_XS>(),
+        Format::IQ2_S => Readers::of::<iq::IQ2_S>(),
+        Format::IQ3_XXS => Readers::of::<iq::IQ3_XXS>(),
+        Format::IQ3_S => Readers::of::<iq::IQ3_S>(),
+        Format::Q1_0 => Readers::of::<low_bit::Q1_0>(),
+        Format::Q2_0 => Readers::of::<low_bit::Q2_0>(),
+        Format::TQ1_0 => Readers::of::<low_bit::TQ1_0>(),
+        Format::TQ2_0 => Readers::of::<low_bit::TQ2_0>(),
         _ => return None,
     })
 }
@@ -186,10 +183,6 @@ fn q6_k(row: &[u8], show: &mut dyn FnMut(Group)) {
         let scale = |group: usize| half(b.d) * f32::from(b.scales[group]);
         with_sixteens(scale, |i| b.code(i) + 96).for_each(&mut *show);
     });
-}
-
-fn of_runs<B: Runs>() -> (Codes, GroupReader) {
-    (Codes::Indices(&B::CODEBOOK), runs::groups::<B>)
 }
 
 fn each<B: Pod>(row: &[u8], show: impl FnMut(&B)) {

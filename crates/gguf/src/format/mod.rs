@@ -4,6 +4,7 @@
 
 mod block;
 pub mod fp4;
+mod group;
 mod groups;
 pub mod iq;
 pub mod iq4;
@@ -18,6 +19,7 @@ mod sparse_rows;
 mod table;
 
 pub use block::Block;
-pub use groups::{Codes, Group, GroupReader, groups};
-pub use runs::{CodedBlock, CodedBlockReader, coded_blocks};
+pub use group::{Group, GroupReader};
+pub use groups::{Codes, coded_blocks, groups};
+pub use runs::{CodedBlock, CodedBlockReader};
 pub use table::Format;

@@ -3,8 +3,7 @@
 use bytemuck::Pod;
 
 use super::block::Block;
-use super::groups::Group;
-use super::{Format, iq, low_bit};
+use super::group::{Group, GroupReader};
 
 /// Elements of a run.
 pub(super) const RUN: usize = 8;
@@ -50,7 +49,7 @@ const fn floats(codebook: &[i8; 16]) -> [f32; 16] {
 }
 
 /// Passes all groups of a row of such blocks to a callback.
-pub(super) fn groups<B: Runs>(row: &[u8], show: &mut dyn FnMut(Group)) {
+fn groups<B: Runs>(row: &[u8], show: &mut dyn FnMut(Group)) {
     for block in bytemuck::cast_slice::<_, B>(row) {
         let block_scale = block.block_scale();
         for first in (0..<B as Runs>::ELEMENTS / RUN).step_by(32 / RUN) {
@@ -76,25 +75,20 @@ pub struct CodedBlock {
 /// Gives block `i` of a row.
 pub type CodedBlockReader = fn(row: &[u8], i: usize) -> CodedBlock;
 
-/// How the blocks of a format are read whose values are a scale for 256 columns times small
-/// integers, and its codebook; none for other formats.
-pub fn coded_blocks(format: Format) -> Option<(&'static [i8; 16], CodedBlockReader)> {
-    Some(match format {
-        Format::IQ1_S => of_runs::<iq::IQ1_S>(),
-        Format::IQ1_M => of_runs::<iq::IQ1_M>(),
-        Format::IQ2_XXS => of_runs::<iq::IQ2_XXS>(),
-        Format::IQ2_XS => of_runs::<iq::IQ2_XS>(),
-        Format::IQ2_S => of_runs::<iq::IQ2_S>(),
-        Format::IQ3_XXS => of_runs::<iq::IQ3_XXS>(),
-        Format::IQ3_S => of_runs::<iq::IQ3_S>(),
-        Format::TQ1_0 => of_runs::<low_bit::TQ1_0>(),
-        Format::TQ2_0 => of_runs::<low_bit::TQ2_0>(),
-        _ => return None,
-    })
+/// How a format of runs is read.
+pub(super) struct Readers {
+    pub(super) codebook: &'static [i8; 16],
+    pub(super) groups: GroupReader,
+    /// Where blocks have 256 elements.
+    pub(super) block: Option<CodedBlockReader>,
 }
 
-fn of_runs<B: Runs>() -> (&'static [i8; 16], CodedBlockReader) {
-    (&B::CODEBOOK, coded_block::<B>)
+impl Readers {
+    pub(super) fn of<B: Runs>() -> Readers {
+        let has_256 = <B as Runs>::ELEMENTS == 256;
+        let block: Option<CodedBlockReader> = if has_256 { Some(coded_block::<B>) } else { None };
+        Readers { codebook: &B::CODEBOOK, groups: groups::<B>, block }
+    }
 }
 
 fn coded_block<B: Runs>(row: &[u8], i: usize) -> CodedBlock {

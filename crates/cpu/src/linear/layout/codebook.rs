@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! span of 256 columns: scales 16 f32 | table 16 | integers 16 x 16 | 8 blocks of nibbles 256
-//! 298 bytes a block, 1.4 to 2.7 times the file; 4 loads, about 32 vector operations
+//! 298 bytes a block, 1.4 to 3 times the file; 4 loads, about 32 vector operations
 //! ```
 //!
 //! value = (scale * integer) * `table[code]`
@@ -21,7 +21,7 @@ const SCALES: usize = TABLE + 16;
 const NIBBLES: usize = SCALES + 256;
 
 /// Bytes of a span of one row before it is packed: scale, table, integers, nibbles.
-pub(crate) const SOURCE_BYTES: usize = 4 + 16 + 16 + 128;
+const SOURCE_BYTES: usize = 4 + 16 + 16 + 128;
 
 /// All such formats.
 pub(crate) struct Codebook;

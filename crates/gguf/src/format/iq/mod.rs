@@ -122,8 +122,8 @@ fn nibble(bytes: &[u8], i: usize) -> u8 {
     (bytes[i / 2] >> (i % 2 * 4)) & 15
 }
 
-/// The integer that a scale of 3 or 4 bits stands for. Some formats define it as `scale + 0.5`: their
-/// block's scale is half as large here.
+/// The integer that a scale of 3 or 4 bits stands for. Some formats define it as `scale + 0.5`:
+/// their block's scale is half as large here.
 fn twice_plus_one(scale: u32) -> u8 {
     (2 * scale + 1) as u8
 }
