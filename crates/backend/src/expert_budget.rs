@@ -35,9 +35,30 @@ pub struct ExpertBytes {
     pub experts: usize,
     /// Of one expert in each layer.
     pub slot: u64,
+    /// Of all experts.
+    pub all: u64,
 }
 
+/// Bytes of a device that the automatic budget leaves to its driver.
+const DRIVER_BYTES: u64 = 512 << 20;
+
 impl ExpertBytes {
+    /// The slots of each layer on a device, or none if all experts have room. The model takes
+    /// `model` bytes with all of them; `free` are those of the device and `limit` those that the
+    /// user allows, if they are known.
+    pub fn slots_on_device(
+        self,
+        budget: ExpertBudget,
+        model: u64,
+        free: Option<u64>,
+        limit: Option<u64>,
+    ) -> Option<usize> {
+        // A limit needs no reserve for the driver.
+        let free = free.map_or(u64::MAX, |free| free.saturating_sub(DRIVER_BYTES));
+        let free = free.min(limit.unwrap_or(u64::MAX));
+        self.slots(budget, free.saturating_sub(model.saturating_sub(self.all)))
+    }
+
     /// The slots of each layer, or none if all experts have room. `free` are the bytes that the
     /// rest of the model leaves.
     pub fn slots(self, budget: ExpertBudget, free: u64) -> Option<usize> {
@@ -58,7 +79,7 @@ mod tests {
 
     #[test]
     fn budgets_become_slots() {
-        let bytes = ExpertBytes { experts: 8, slot: 100 };
+        let bytes = ExpertBytes { experts: 8, slot: 100, all: 800 };
         for (budget, free, slots) in [
             (ExpertBudget::Auto, 900, None),
             (ExpertBudget::Auto, 800, None),
@@ -73,6 +94,16 @@ mod tests {
             (ExpertBudget::Share(1.0), 0, None),
         ] {
             assert_eq!(bytes.slots(budget, free), slots, "{budget:?} with {free}");
+        }
+        let (auto, driver) = (ExpertBudget::Auto, DRIVER_BYTES);
+        for (free, limit, slots) in [
+            (None, None, None),
+            (Some(driver + 1000), None, None),
+            (Some(driver + 999), None, Some(7)),
+            (None, Some(999), Some(7)),
+            (Some(driver + 500), Some(999), Some(3)),
+        ] {
+            assert_eq!(bytes.slots_on_device(auto, 1000, free, limit), slots, "{free:?} {limit:?}");
         }
         let none = ExpertBytes::default();
         assert_eq!(none.slots(ExpertBudget::Auto, 0), None);

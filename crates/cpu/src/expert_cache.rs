@@ -38,9 +38,11 @@ pub(crate) fn expert_bytes(plan: &Plan) -> ExpertBytes {
     cached.fold(ExpertBytes::default(), |sum, (weight, uses)| {
         let (layout, rows) = (PackedLayout::planned(weight.format), weight.rows / uses.matrices);
         let bytes = PackedWeight::bytes_for(layout, rows, weight.cols);
+        let slot = bytes.expect("no tensor of a file overflows") as u64;
         ExpertBytes {
             experts: sum.experts.max(uses.matrices),
-            slot: sum.slot + bytes.expect("no tensor of a file overflows") as u64,
+            slot: sum.slot + slot,
+            all: sum.all + uses.matrices as u64 * slot,
         }
     })
 }

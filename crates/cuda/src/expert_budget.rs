@@ -30,5 +30,6 @@ pub(crate) fn expert_bytes(plan: &Plan, shard: Shard) -> ExpertBytes {
     shapes.fold(ExpertBytes::default(), |sum, shape| ExpertBytes {
         experts: sum.experts.max(shape.matrices),
         slot: sum.slot + shape.expert_bytes() as u64,
+        all: sum.all + shape.packed_bytes() as u64,
     })
 }

@@ -56,8 +56,6 @@ const MOST_PAIRS: usize = 65_535;
 const BANDWIDTH_BYTES: usize = 2 << 30;
 const HOST_BANDWIDTH_BYTES: usize = 256 << 20;
 const BANDWIDTH_PASSES: usize = 8;
-/// Bytes that the automatic budget of experts leaves to the driver.
-const FREE_BYTES: u64 = 512 << 20;
 
 /// An NVIDIA GPU, or several that share models.
 pub struct Cuda {
@@ -176,15 +174,12 @@ impl Cuda {
     fn expert_slots(&self, plan: &Plan, sizes: &Sizes) -> Option<usize> {
         let bytes = |shard| expert_bytes(plan, shard);
         let experts = self.shards().map(bytes).max_by_key(|experts| experts.slot)?;
-        // A limit needs no reserve for the driver.
+        let weights = self.shards().map(|shard| weights::bytes(plan, shard, None).device as u64);
+        let model = weights.max().unwrap_or(0) + sizes.state() + sizes.scratch();
         let devices = self.devices.len() as u64;
-        let free =
-            self.free_memory().map_or(u64::MAX, |all| all.saturating_sub(devices * FREE_BYTES));
-        let free = free.min(self.memory_limit.unwrap_or(u64::MAX)) / devices;
-        let all = self.shards().map(|shard| weights::bytes(plan, shard, None).device as u64).max();
-        let rest = all.unwrap_or(0).saturating_sub(experts.experts as u64 * experts.slot);
-        let others = rest + sizes.state() + sizes.scratch();
-        experts.slots(self.expert_budget, free.saturating_sub(others))
+        let [free, limit] = [self.free_memory(), self.memory_limit];
+        let of_each = |bytes: Option<u64>| bytes.map(|bytes| bytes / devices);
+        experts.slots_on_device(self.expert_budget, model, of_each(free), of_each(limit))
     }
 
     /// What all shares can have where they are as large as the least.

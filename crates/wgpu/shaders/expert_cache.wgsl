@@ -17,9 +17,9 @@ const DECAY: u32 = 4u;
 const THREADS: u32 = 256u;
 const NO_EXPERT: u32 = 0xffffffffu;
 
-var<workgroup> scores: array<f32, 1024>;
-var<workgroup> slots: array<u32, 1024>;
-var<workgroup> are_chosen: array<u32, 1024>;
+var<workgroup> scores: array<f32, MAX_EXPERTS>;
+var<workgroup> slots: array<u32, MAX_EXPERTS>;
+var<workgroup> are_chosen: array<u32, MAX_EXPERTS>;
 var<workgroup> hits: atomic<u32>;
 var<workgroup> misses: atomic<u32>;
 var<workgroup> fills: atomic<u32>;
@@ -75,7 +75,7 @@ fn fill(i: u32, used: u32) {
         cache[param(CACHE_AT) + evicted] = NO_SLOT;
     }
     cache[param(CACHE_AT) + expert] = slot;
-    let at = param(CACHE_AT) + 3u * param(EXPERTS) + 5u + 2u * i;
+    let at = param(CACHE_AT) + EXPERT_WORDS * param(EXPERTS) + COUNTERS + 2u * i;
     cache[at] = expert;
     cache[at + 1u] = slot;
     atomicAdd(&fills, 1u);
@@ -116,7 +116,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     for (var e = thread; e < experts; e += THREADS) {
         rank(e, wanted);
     }
-    let counters = at + 3u * experts;
+    let counters = at + EXPERT_WORDS * experts;
     let used = cache[counters];
     workgroupBarrier();
     if thread < MAX_FILLS {

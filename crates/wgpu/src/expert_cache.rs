@@ -13,9 +13,9 @@ pub(crate) const MAX_FILLS: usize = 32;
 pub(crate) const NO_SLOT: u32 = u32::MAX;
 /// Words of a cache for each expert: its slot, its score, and how often it was chosen until the
 /// last step.
-const EXPERT_WORDS: usize = 3;
+pub(crate) const EXPERT_WORDS: usize = 3;
 /// Counters behind those: slots with an expert, hits, misses, all fills, and those of the step.
-const COUNTERS: usize = 5;
+pub(crate) const COUNTERS: usize = 5;
 
 /// The cache of a layer's experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,7 +109,9 @@ pub(crate) fn expert_bytes(plan: &Plan) -> ExpertBytes {
             let weight = plan.weight(id);
             bytes.experts = bytes.experts.max(experts);
             let layout = Packing::of(weight.format).layout;
-            bytes.slot += layout.bytes(weight.rows / experts, weight.cols);
+            let slot = layout.bytes(weight.rows / experts, weight.cols);
+            bytes.slot += slot;
+            bytes.all += experts as u64 * slot;
         }
     }
     bytes

@@ -3,11 +3,11 @@
 #[cfg(test)]
 mod tests;
 
-use crate::expert_cache::{MAX_FILLS, NO_SLOT};
+use crate::expert_cache::{COUNTERS, EXPERT_WORDS, MAX_FILLS, NO_SLOT};
 use crate::layout::{LARGEST_SCALE, Layout, word_vectors};
 use crate::lower::{EXPERT_ROWS, FILL_WORDS, result_rows, weight_tile};
 use crate::program::{
-    Activations, Epilogue, ExpertGemv, GemvShape, Inputs, Kernel, KvDtype, Matmul,
+    Activations, Epilogue, ExpertGemv, GemvShape, Inputs, Kernel, KvDtype, MAX_EXPERTS, Matmul,
 };
 use crate::unroll::{chosen, unrolled};
 
@@ -298,7 +298,13 @@ impl Kernel {
             Kernel::Experts(gemv) => experts(gemv, false),
             Kernel::CachedExperts(gemv) => experts(gemv, true),
             Kernel::ExpertCache => {
-                let constants = [("MAX_FILLS", MAX_FILLS), ("NO_SLOT", NO_SLOT as usize)];
+                let constants = [
+                    ("MAX_FILLS", MAX_FILLS),
+                    ("NO_SLOT", NO_SLOT as usize),
+                    ("MAX_EXPERTS", MAX_EXPERTS),
+                    ("EXPERT_WORDS", EXPERT_WORDS),
+                    ("COUNTERS", COUNTERS),
+                ];
                 text(&[include_str!("../shaders/expert_cache.wgsl")], &constants)
             }
             Kernel::ExpertFill => {

@@ -37,9 +37,6 @@ use bodkin_model::Plan;
 
 use gpu::Gpu;
 
-/// Bytes that the automatic budget of experts leaves to the driver.
-const FREE_BYTES: u64 = 512 << 20;
-
 /// A GPU that Vulkan, Metal or DX12 drives. Clones share its compiled kernels.
 #[derive(Clone)]
 pub struct Wgpu {
@@ -180,21 +177,14 @@ impl Wgpu {
         if !self.caches_experts() || experts.experts == 0 {
             return None;
         }
-        let free = match self.expert_budget {
-            ExpertBudget::Auto if self.gpu.shares_host_memory() => return None,
-            ExpertBudget::Auto => {
-                let memory = self.gpu.memory();
-                let free = memory.map(|memory| memory.free_bytes.unwrap_or(memory.total_bytes));
-                // A limit needs no reserve for the driver.
-                let free = free.map(|free| free.saturating_sub(FREE_BYTES));
-                free.into_iter().chain(self.memory_limit).min()?
-            }
-            ExpertBudget::Bytes(_) | ExpertBudget::Share(_) => 0,
-        };
+        if self.expert_budget == ExpertBudget::Auto && self.gpu.shares_host_memory() {
+            return None;
+        }
+        let memory = self.gpu.memory();
+        let free = memory.map(|memory| memory.free_bytes.unwrap_or(memory.total_bytes));
         let all = model::memory(&self.gpu, plan, limits, self.kv_type, None);
-        let rest = all.weight_bytes.saturating_sub(experts.experts as u64 * experts.slot);
-        let others = rest + all.state_bytes + all.scratch_bytes;
-        experts.slots(self.expert_budget, free.saturating_sub(others))
+        let model = all.weight_bytes + all.state_bytes + all.scratch_bytes;
+        experts.slots_on_device(self.expert_budget, model, free, self.memory_limit)
     }
 }
 

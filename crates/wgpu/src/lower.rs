@@ -33,8 +33,6 @@ const THREADS: usize = 64;
 
 /// Parts of a row of logits, as in `argmax_reduce.wgsl`.
 pub(crate) const ARGMAX_PARTS: usize = 64;
-/// The most experts that kernels select from and group by.
-const MAX_EXPERTS: usize = 1024;
 /// The most workgroups in the first dimension.
 const MAX_ROWS: usize = 65_535;
 

@@ -7,6 +7,9 @@ use bodkin_model::WeightId;
 use crate::expert_cache::ExpertCaches;
 use crate::layout::Layout;
 
+/// The most experts that kernels select from and group by.
+pub(crate) const MAX_EXPERTS: usize = 1024;
+
 /// How keys and values are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum KvDtype {

@@ -7,9 +7,11 @@ use bodkin_model::{Act, Op, Plan, Value, WeightId};
 use super::matmul::{SMALL_TILE, weight_tile};
 use super::rows::activation;
 use super::stages::Stage;
-use super::{Lowering, MAX_EXPERTS, MAX_ROWS, THREADS, at_most, vector};
+use super::{Lowering, MAX_ROWS, THREADS, at_most, vector};
 use crate::expert_cache::ExpertCache;
-use crate::program::{BufferId, Depth, Epilogue, ExpertGemv, ExpertTiles, Kernel, List, Matmul};
+use crate::program::{
+    BufferId, Depth, Epilogue, ExpertGemv, ExpertTiles, Kernel, List, MAX_EXPERTS, Matmul,
+};
 use crate::weights::{Matrix, Part};
 
 /// Where the parameters of `cached_experts.wgsl` begin.

@@ -5,9 +5,9 @@ use bodkin_model::{
     Act, EmbedBy, Gating, NormKind, Op, PoolKind, RopeStyle, Value, WeightId, Xielu,
 };
 
-use super::{Lowering, MAX_EXPERTS, THREADS, at_most, vector};
+use super::{Lowering, THREADS, at_most, vector};
 use crate::layout::chunks;
-use crate::program::{BufferId, Depth, Elementwise, Kernel};
+use crate::program::{BufferId, Depth, Elementwise, Kernel, MAX_EXPERTS};
 
 /// The activation functions' numbers in `functions.wgsl`, and their parameters.
 pub(super) fn activation(act: Act) -> [u32; 5] {
