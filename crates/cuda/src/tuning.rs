@@ -216,7 +216,7 @@ mod tests {
             "",
             "u4",
             "# a comment",
-            "u5 gated tiles 1792 chunks 64 slices 4 rows 8: gemv 3",
+            "u3 gated tiles 1792 chunks 64 slices 4 rows 8: gemv 3",
             "u4 open tiles 1792 chunks 64 slices 4 rows 8: gemv 3",
             "u4 gated tiles 1792 chunks 64 slices 4 rows 9: gemv 3",
             "u4 gated tiles -1 chunks 64 slices 4 rows 8: gemv 3",
