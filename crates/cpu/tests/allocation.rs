@@ -46,7 +46,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// Models with all types of weights, norms, windows and caps.
 const MODELS: [&str; 5] = ["llama-q4_k_m", "llama-f16", "qwen2-q8_0", "gemma3", EXPERTS];
-/// One that is also tried with ternary experts: these are packed from two forms.
+/// One that is also tried with ternary experts, whose blocks are converted before they are packed.
 const EXPERTS: &str = "qwen3moe-q4_k_m";
 
 /// Decode steps that warm up, and those whose allocations are counted.
