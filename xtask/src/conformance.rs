@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use bodkin_backend::{Backend, Batch, ExpertBudget, KvType, Limits, Model, PageTable, Span};
+use bodkin_backend::{
+    Backend, Batch, ExpertBudget, ExpertStore, KvType, Limits, Model, PageTable, Span,
+};
 use bodkin_conformance as conformance;
 use bodkin_cuda::Cuda;
 use bodkin_wgpu::Wgpu;
@@ -25,10 +27,27 @@ const SMALL_CHUNK: usize = 24;
 const WITHOUT: &str = "without rewrites";
 const ON_ONE: &str = "on one device";
 const CACHED: &str = "with cached experts";
+const MAPPED: &str = "with mapped experts";
 const TUNED: &str = "with measured launch shapes";
 
 /// Shares of the experts of a layer that have slots on the device: one expert, and half of them.
 const CACHED_SHARES: [f64; 2] = [0.0, 0.5];
+
+/// A GPU with slots for some experts, and how. Others are in memory of the host; or in the file, and
+/// the host has room for no more than a step needs.
+fn with_few_experts(
+    open: impl Fn() -> Result<Cuda>,
+) -> impl Iterator<Item = Result<(Cuda, &'static str)>> {
+    let stores = [
+        (CACHED_SHARES[0], ExpertStore::Auto, CACHED),
+        (CACHED_SHARES[1], ExpertStore::Auto, CACHED),
+        (CACHED_SHARES[1], ExpertStore::Mmap(Some(0)), MAPPED),
+    ];
+    stores.into_iter().map(move |(share, store, how)| {
+        let cuda = open()?.with_expert_budget(ExpertBudget::Share(share));
+        Ok((cuda.with_expert_store(store, || None), how))
+    })
+}
 
 /// The tokens of a prompt, and the bits of the logits of each step behind it.
 type Rows = (usize, Vec<Vec<u32>>);
@@ -107,9 +126,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         let one = conformance::logits(&Cuda::open(args.device[0])?)?;
         compare(&fused, &one, ON_ONE, &mut failures);
     }
-    for share in CACHED_SHARES {
-        let cuda = Cuda::open_all(&args.device)?.with_expert_budget(ExpertBudget::Share(share));
-        compare(&fused, &conformance::logits(&cuda)?, CACHED, &mut failures);
+    for cached in with_few_experts(|| Ok(Cuda::open_all(&args.device)?)) {
+        let (cuda, how) = cached?;
+        compare(&fused, &conformance::logits(&cuda)?, how, &mut failures);
     }
     if args.tune.is_some() {
         let cuda = Cuda::open_all(&args.device)?.with_tuning(args.tune.clone());
@@ -148,9 +167,9 @@ fn check_model(args: &Args, path: &Path, prompts: &[(usize, usize)]) -> Result<(
         let one = single_rows(&one, path, prompts)?;
         count_same(&name, ON_ONE, &fused, &one)?;
     }
-    for share in CACHED_SHARES.into_iter().filter(|_| has_experts) {
-        let cached = open()?.with_expert_budget(ExpertBudget::Share(share));
-        count_same(&name, CACHED, &fused, &single_rows(&cached, path, prompts)?)?;
+    for cached in with_few_experts(open).filter(|_| has_experts) {
+        let (cuda, how) = cached?;
+        count_same(&name, how, &fused, &single_rows(&cuda, path, prompts)?)?;
     }
     if args.tune.is_some() {
         let tuned = open()?.with_tuning(args.tune.clone());
@@ -212,9 +231,9 @@ fn check_cases(args: &Args, case: &str) -> Result<()> {
         compare(&fused, &plain, WITHOUT, &mut found);
         // Cases with experts say so in their names.
         let has_experts = fused.iter().any(|(name, _)| name.contains("expert"));
-        for share in CACHED_SHARES.into_iter().filter(|_| has_experts) {
-            let cuda = open()?.with_expert_budget(ExpertBudget::Share(share));
-            compare(&fused, &conformance::logits_named(&cuda, is_chosen)?, CACHED, &mut found);
+        for cached in with_few_experts(open).filter(|_| has_experts) {
+            let (cuda, how) = cached?;
+            compare(&fused, &conformance::logits_named(&cuda, is_chosen)?, how, &mut found);
         }
         if args.tune.is_some() {
             let cuda = open()?.with_tuning(args.tune.clone());

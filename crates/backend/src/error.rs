@@ -21,6 +21,9 @@ pub enum Error {
         /// What the model can take.
         limit: usize,
     },
+    /// A device's driver has no memory of the host that the device can read.
+    #[error("{0}")]
+    HostMemory(String),
     /// A setting of the backend makes no sense here.
     #[error("{0}")]
     Config(String),

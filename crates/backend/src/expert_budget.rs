@@ -24,6 +24,17 @@ impl ExpertBudget {
     }
 }
 
+/// Where the experts are that have no slot on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertStore {
+    /// In memory of the host, or, where they do not all have room there, in the file.
+    #[default]
+    Auto,
+    /// In the model's file, which is mapped. The host's memory holds some of them: at most these
+    /// bytes if a number is given, but enough for a step.
+    Mmap(Option<u64>),
+}
+
 /// What multiplies an expert's score in each step, in the cache of experts. Each step that chooses
 /// the expert then adds 1.
 pub const EXPERT_SCORE_DECAY: f32 = 0.8;

@@ -144,6 +144,7 @@ impl Backend for LayerSplit {
             scratch_bytes: a.scratch_bytes + b.scratch_bytes,
             cached_expert_bytes: a.cached_expert_bytes + b.cached_expert_bytes,
             host_expert_bytes: a.host_expert_bytes + b.host_expert_bytes,
+            maps_experts: a.maps_experts || b.maps_experts,
             // Layers with fewer slots decide the speed.
             expert_slots: a.expert_slots.into_iter().chain(b.expert_slots).min(),
         }
@@ -319,6 +320,7 @@ impl Model for LayerSplitModel {
     fn stats(&self) -> ModelStats {
         let (mut stats, second) = (self.first.stats(), self.second.stats());
         stats.experts.extend(second.experts);
+        stats.maps_experts |= second.maps_experts;
         stats.stages.extend(second.stages);
         stats.weight_layouts.extend(second.weight_layouts);
         stats.timeline.extend(second.timeline);

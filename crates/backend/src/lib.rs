@@ -28,7 +28,7 @@ pub use batch::{Batch, PAGE_TOKENS, PageTable, Span};
 pub use check::{Limits, StepCheck};
 pub use device::{DeviceInfo, DeviceKind};
 pub use error::{Error, Result};
-pub use expert_budget::{EXPERT_SCORE_DECAY, ExpertBudget, ExpertBytes};
+pub use expert_budget::{EXPERT_SCORE_DECAY, ExpertBudget, ExpertBytes, ExpertStore};
 pub use host_sampler::{Forward, HostSampler};
 pub use kv::KvType;
 pub use layer_split::LayerSplit;
@@ -60,9 +60,11 @@ pub struct Memory {
     pub scratch_bytes: u64,
     /// Those of the weights that are cached experts: with less memory, fewer are cached.
     pub cached_expert_bytes: u64,
-    /// The host's copy of the experts that a device caches, also of those in a slot. It is not
+    /// Experts in memory of the host, from where a device reads those without a slot. They are not
     /// among the weights.
     pub host_expert_bytes: u64,
+    /// Whether experts stay in the file, and memory holds only some of them.
+    pub maps_experts: bool,
     /// Slots for experts in each layer, if not all experts have room.
     pub expert_slots: Option<usize>,
 }

@@ -10,6 +10,8 @@ pub struct ModelStats {
     /// One for each routing of the plan. Empty for a model without experts, and after the device
     /// stopped answering.
     pub experts: Vec<ExpertStats>,
+    /// Whether experts stay in the model's file, and memory holds only some of them.
+    pub maps_experts: bool,
     /// All stages in their order in a step, each over all steps since profiling began. Empty
     /// without profiling, and for a backend that measures no times.
     pub stages: Vec<StageProfile>,
@@ -44,6 +46,8 @@ pub struct ExpertCacheStats {
     pub misses: u64,
     /// Experts that were copied to a slot.
     pub fills: u64,
+    /// Experts that were read from the file.
+    pub reads: u64,
 }
 
 impl ExpertCacheStats {
@@ -55,6 +59,7 @@ impl ExpertCacheStats {
             hits: self.hits + later.hits,
             misses: self.misses + later.misses,
             fills: self.fills + later.fills,
+            reads: self.reads + later.reads,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use bodkin::source::{self, Check};
-use bodkin::{ExpertBudget, KvType, ModelFile, Options, Sparse, limit_threads};
+use bodkin::{ExpertBudget, ExpertStore, KvType, ModelFile, Options, Sparse, limit_threads};
 use bodkin_backend::Backend;
 use bodkin_compress::mixture::FILE_TYPES;
 use bodkin_engine::Tokenizer;
@@ -27,6 +27,9 @@ pub(crate) struct Machine {
     /// Memory for experts, such as 24G or 40%
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = expert_budget)]
     pub(crate) expert_budget: ExpertBudget,
+    /// Experts without room on a GPU: auto, or mmap[:SIZE] (in the file)
+    #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = expert_store)]
+    pub(crate) experts: ExpertStore,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N")]
     pub(crate) threads: Option<usize>,
@@ -60,6 +63,7 @@ impl Machine {
             device: self.device.clone(),
             gpu_layers: self.gpu_layers,
             expert_budget: self.expert_budget,
+            expert_store: self.experts,
             threads: self.threads,
             ctx_size: self.ctx_size,
             batch_size: self.batch_size,
@@ -130,6 +134,18 @@ pub(crate) fn expert_budget(text: &str) -> Result<ExpertBudget, String> {
             None => Err("expected auto, 0% to 100%, or a number of bytes such as 24G".to_owned()),
         },
         _ => bytes(text).map(ExpertBudget::Bytes).map_err(|error| format!("{error}, or 40%")),
+    }
+}
+
+/// Parses the place of experts without room on a GPU.
+pub(crate) fn expert_store(text: &str) -> Result<ExpertStore, String> {
+    match text {
+        "auto" => Ok(ExpertStore::Auto),
+        "mmap" => Ok(ExpertStore::Mmap(None)),
+        _ => match text.strip_prefix("mmap:") {
+            Some(size) => bytes(size).map(|bytes| ExpertStore::Mmap(Some(bytes))),
+            None => Err("expected auto, mmap, or mmap:SIZE such as mmap:16G".to_owned()),
+        },
     }
 }
 

@@ -243,6 +243,7 @@ impl State {
             }
         }
         self.stats.misses += self.missed.len() as u64;
+        self.stats.reads = self.stats.misses;
         let scores = &self.scores;
         self.by_score.clone_from(&self.missed);
         self.by_score.sort_unstable_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));

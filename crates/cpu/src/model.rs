@@ -203,6 +203,7 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
     Memory {
         weight_bytes: weight_bytes(cpu, plan, slots.is_some()) + cached,
         cached_expert_bytes: cached,
+        maps_experts: slots.is_some(),
         expert_slots: slots,
         ..memory_besides_weights(cpu, plan, limits)
     }
@@ -414,6 +415,7 @@ impl Model for CpuModel {
         let stages = |times: &Times| times.stages(&self.plan, &self.program, weights, permutations);
         ModelStats {
             experts: experts.collect(),
+            maps_experts: self.caches.iter().any(Option::is_some),
             stages: self.profile.as_ref().map_or_else(Vec::new, stages),
             timeline: self.trace.as_ref().map_or_else(Vec::new, Trace::timeline),
             weight_layouts: self.weight_layouts.clone(),

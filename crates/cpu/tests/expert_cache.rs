@@ -66,6 +66,7 @@ fn run(file: &Arc<File>, cpu: Cpu) -> (Vec<u32>, Option<ExpertCacheStats>) {
         hits: a.hits + b.hits,
         misses: a.misses + b.misses,
         fills: a.fills + b.fills,
+        reads: a.reads + b.reads,
     };
     (bits, caches.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().reduce(sum)))
 }
@@ -96,7 +97,8 @@ fn cached_experts_change_no_bit() {
         for (share, threads) in [(0.0, 2), (0.5, 1), (0.5, 3)] {
             let (found, cache) = cached(share, threads);
             assert!(found == wanted, "{}: {share} of the experts", path.display());
-            let ExpertCacheStats { slots, hits, misses, fills } = cache.unwrap();
+            let ExpertCacheStats { slots, hits, misses, fills, reads } = cache.unwrap();
+            assert_eq!(reads, misses, "{cache:?}");
             let name = path.display();
             assert!(hits > 0 && misses >= fills && fills >= slots as u64, "{name}: {cache:?}");
             assert_eq!(*uses.get_or_insert(hits + misses), hits + misses, "{name}");

@@ -125,7 +125,7 @@ struct Fills {
 
 // Copies the block's part of an expert's tiles from the host.
 DEVICE void copy_tiles(const CachedWeight &weight, const Fill &fill) {
-    const uint4 *from = (const uint4 *)(weight.host + fill.expert * weight.expert_bytes);
+    const uint4 *from = (const uint4 *)weight.host[fill.expert];
     uint4 *to = (uint4 *)(weight.slots + fill.slot * weight.expert_bytes);
     u32 count = (u32)(weight.expert_bytes / sizeof(uint4)), step = gridDim.x * blockDim.x;
     for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < count; at += 4 * step) {
@@ -134,6 +134,22 @@ DEVICE void copy_tiles(const CachedWeight &weight, const Fill &fill) {
         for (u32 k = 0; k < 4; k++) if (at + k * step < count) parts[k] = from[at + k * step];
 #pragma unroll
         for (u32 k = 0; k < 4; k++) if (at + k * step < count) to[at + k * step] = parts[k];
+    }
+}
+
+// Copies the block's part of the exponents of chosen experts without a slot, whose tiles have just come
+// to the host from the model's file.
+DEVICE void copy_exponents(const CachedLayer &layer, const Experts &experts) {
+    if (layer.weights[0].exponent_bytes == 0) return;
+    for (u32 expert = blockIdx.x; expert < experts.count; expert += gridDim.x) {
+        // The last block to end stores the new slots.
+        if (!experts.are_chosen[expert] || layer.slots[expert] != NO_SLOT) continue;
+        for (u32 i = 0; i < layer.weight_count; i++) {
+            const CachedWeight &weight = layer.weights[i];
+            const u8 *from = (const u8 *)weight.host[expert] + weight.expert_bytes;
+            u8 *to = weight.exponents + expert * weight.exponent_bytes;
+            for (u32 at = threadIdx.x; at < weight.exponent_bytes; at += blockDim.x) to[at] = from[at];
+        }
     }
 }
 
@@ -162,6 +178,7 @@ KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
         if (!fills.list[i].is_copied) continue;
         for (u32 j = 0; j < layer.weight_count; j++) copy_tiles(layer.weights[j], fills.list[i]);
     }
+    copy_exponents(layer, experts);
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicAdd(layer.finished_blocks, 1) + 1 == gridDim.x;
@@ -172,10 +189,15 @@ KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
         layer.scores[expert] = experts.scores[expert];
         layer.slots[expert] = experts.slots[expert];
     }
+    // Those in memory of the host may have come there just now.
+    for (u32 i = threadIdx.x; i < experts.count * layer.weight_count; i += blockDim.x) {
+        const CachedWeight &weight = layer.weights[i / experts.count];
+        u32 expert = i % experts.count;
+        if (experts.slots[expert] == NO_SLOT) weight.table[expert] = weight.host[expert] | ON_HOST;
+    }
     for (u32 i = threadIdx.x; i < fills.count * layer.weight_count; i += blockDim.x) {
         const CachedWeight &weight = layer.weights[i % layer.weight_count];
         const Fill &fill = fills.list[i / layer.weight_count];
-        weight.table[fill.evicted] = (u64)(weight.host + fill.evicted * weight.expert_bytes) | ON_HOST;
         weight.table[fill.expert] = (u64)(weight.slots + fill.slot * weight.expert_bytes);
     }
     for (u32 i = threadIdx.x; i < SPARE_SLOTS * layer.weight_count; i += blockDim.x) {

@@ -1043,15 +1043,20 @@ static_assert(OFFSET(AllGather, padding) == 196);
 struct CachedWeight {
     // [experts]: addresses of their tiles, which matmuls read; then [SPARE_SLOTS] addresses of the layer's spare slots
     u64 *table;
-    const u8 *host; // [experts] tiles in memory of the host
+    const u64 *host; // [experts]: addresses of their tiles in memory of the host
     u8 *slots; // [slots] tiles on the device
     u64 expert_bytes; // of one expert's tiles
+    u8 *exponents; // [experts, exponent_bytes] on the device
+    // of one expert's, which lie behind its tiles in memory of the host; or 0 if those on the device are always there
+    u64 exponent_bytes;
 };
-static_assert(sizeof(CachedWeight) == 32);
+static_assert(sizeof(CachedWeight) == 48);
 static_assert(OFFSET(CachedWeight, table) == 0);
 static_assert(OFFSET(CachedWeight, host) == 8);
 static_assert(OFFSET(CachedWeight, slots) == 16);
 static_assert(OFFSET(CachedWeight, expert_bytes) == 24);
+static_assert(OFFSET(CachedWeight, exponents) == 32);
+static_assert(OFFSET(CachedWeight, exponent_bytes) == 40);
 
 // The experts of a layer, and those that are cached.
 struct CachedLayer {
@@ -1066,17 +1071,17 @@ struct CachedLayer {
     u32 experts;
     u32 weight_count;
 };
-static_assert(sizeof(CachedLayer) == 192);
+static_assert(sizeof(CachedLayer) == 256);
 static_assert(OFFSET(CachedLayer, weights) == 0);
-static_assert(OFFSET(CachedLayer, counts) == 128);
-static_assert(OFFSET(CachedLayer, last_counts) == 136);
-static_assert(OFFSET(CachedLayer, scores) == 144);
-static_assert(OFFSET(CachedLayer, slots) == 152);
-static_assert(OFFSET(CachedLayer, spares) == 160);
-static_assert(OFFSET(CachedLayer, counters) == 168);
-static_assert(OFFSET(CachedLayer, finished_blocks) == 176);
-static_assert(OFFSET(CachedLayer, experts) == 184);
-static_assert(OFFSET(CachedLayer, weight_count) == 188);
+static_assert(OFFSET(CachedLayer, counts) == 192);
+static_assert(OFFSET(CachedLayer, last_counts) == 200);
+static_assert(OFFSET(CachedLayer, scores) == 208);
+static_assert(OFFSET(CachedLayer, slots) == 216);
+static_assert(OFFSET(CachedLayer, spares) == 224);
+static_assert(OFFSET(CachedLayer, counters) == 232);
+static_assert(OFFSET(CachedLayer, finished_blocks) == 240);
+static_assert(OFFSET(CachedLayer, experts) == 248);
+static_assert(OFFSET(CachedLayer, weight_count) == 252);
 
 // The update of the caches of some layers, one behind the other.
 struct UpdateExpertCache {

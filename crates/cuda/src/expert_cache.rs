@@ -1,5 +1,6 @@
 //! The cache of experts: where not all experts fit on the device, their tiles are in memory of the
-//! host, and each layer has slots for some of them on the device (`kernels/expert_cache.cu`).
+//! host, or of some of them there, and each layer has slots for some on the device
+//! (`kernels/expert_cache.cu`).
 
 use std::sync::Arc;
 
@@ -8,9 +9,12 @@ use bodkin_model::Plan;
 
 use crate::constants::{CACHE_COUNTERS, MATRICES, NO_SLOT, SPARE_SLOTS};
 use crate::driver::{Device, Memory};
+use crate::expert_budget::cached_at_first;
 use crate::lower::Program;
+use crate::mapped_experts::MappedExperts;
+use crate::packed::Shape;
 use crate::parameters::expert_cache as p;
-use crate::weights::{Placed, cached_at_first};
+use crate::weights::{Cached, Placed};
 
 /// Words of a layer's cache of `experts` experts.
 struct LayerWords {
@@ -19,6 +23,8 @@ struct LayerWords {
     slots: usize,
     spares: usize,
     counters: usize,
+    /// Addresses of the tiles of each weight's experts in memory of the host, of two words each.
+    host: usize,
     finished_blocks: usize,
     all: usize,
 }
@@ -29,13 +35,15 @@ impl LayerWords {
         let experts = experts.next_multiple_of(2);
         let spares = 3 * experts;
         let counters = spares + SPARE_SLOTS.next_multiple_of(2);
-        let finished_blocks = counters + 2 * CACHE_COUNTERS;
+        let host = counters + 2 * CACHE_COUNTERS;
+        let finished_blocks = host + 2 * MATRICES * experts;
         LayerWords {
             last_counts: 0,
             scores: experts,
             slots: 2 * experts,
             spares,
             counters,
+            host,
             finished_blocks,
             all: (finished_blocks + 1).next_multiple_of(2),
         }
@@ -55,6 +63,8 @@ pub(crate) struct ExpertCache {
     layers: Memory,
     /// Of each routing; none of those whose experts are all on the device.
     routings: Vec<Option<CachedRouting>>,
+    /// If the experts stay in the file.
+    pub(crate) mapped: Option<MappedExperts>,
     _state: Memory,
 }
 
@@ -63,8 +73,10 @@ struct CachedRouting {
     index: usize,
     experts: usize,
     slots: usize,
-    /// The address of its counters.
+    /// The addresses of its counters, of the counts of choices, and of the experts' slots.
     counters: u64,
+    counts: u64,
+    slots_at: u64,
 }
 
 /// A layer of the list on the device, which has others behind it.
@@ -72,6 +84,9 @@ struct CachedRouting {
 pub(crate) struct CachedLayer {
     pub(crate) address: u64,
     pub(crate) experts: usize,
+    /// The addresses of how often each was chosen, and of its slot.
+    pub(crate) counts: u64,
+    pub(crate) slots: u64,
 }
 
 impl ExpertCache {
@@ -80,7 +95,7 @@ impl ExpertCache {
         device: &Arc<Device>,
         plan: &Plan,
         program: &Program,
-        placed: &[Placed],
+        (placed, mapped): (&[Placed], Option<MappedExperts>),
         counts: &[u64],
     ) -> Result<Option<ExpertCache>> {
         if placed.iter().all(|weight| weight.cached.is_none()) {
@@ -94,14 +109,17 @@ impl ExpertCache {
             let experts = program.routings[routing];
             let words = LayerWords::of(experts);
             let at = |word: usize| next + 4 * word as u64;
-            let cached = weights.iter().filter_map(|id| placed[id.0].cached.as_ref());
+            let cached = weights.iter().filter_map(|id| {
+                let placed = &placed[id.0];
+                placed.cached.as_ref().map(|cached| (placed, cached))
+            });
             let cached: Vec<_> = cached.collect();
-            let (index, counters) = (layers.len(), at(words.counters));
-            routings.push(cached.first().map(|first| {
+            let (index, counters, slots_at) = (layers.len(), at(words.counters), at(words.slots));
+            routings.push(cached.first().map(|(_, first)| {
                 let slots = first.slots;
-                CachedRouting { index, experts, slots, counters }
+                CachedRouting { index, experts, slots, counters, counts, slots_at }
             }));
-            let Some(first) = cached.first() else { continue };
+            let Some((_, first)) = cached.first() else { continue };
             let (slots, resident) = (first.slots, cached_at_first(first.slots));
             let number = |slot: usize, end: usize| if slot < end { slot as u32 } else { NO_SLOT };
             let of_experts: Vec<u32> = (0..experts).map(|slot| number(slot, resident)).collect();
@@ -132,7 +150,17 @@ impl ExpertCache {
                 weight_count: cached.len() as u32,
                 ..p::CachedLayer::default()
             };
-            layer.weights.iter_mut().zip(&cached).for_each(|(to, from)| *to = from.parameters());
+            for (i, (to, (placed, cached))) in layer.weights.iter_mut().zip(&cached).enumerate() {
+                let host = match &mapped {
+                    Some(mapped) => mapped.addresses(routing, i),
+                    None => {
+                        let table = at(words.host + 2 * i * experts);
+                        send_host_addresses(device, table, cached.host, &placed.shape)?;
+                        table
+                    }
+                };
+                *to = cached_weight(placed, cached, host, mapped.is_some());
+            }
             layers.push(layer);
             next += 4 * words.all as u64;
         }
@@ -141,7 +169,7 @@ impl ExpertCache {
         // SAFETY: the allocation has this size, and the copy has ended after `synchronize`.
         unsafe { device.copy_to_device(list.address, &layers) }
             .and_then(|()| device.synchronize())?;
-        Ok(Some(ExpertCache { layers: list, routings, _state: state }))
+        Ok(Some(ExpertCache { layers: list, routings, mapped, _state: state }))
     }
 
     /// The layer of each routing whose experts are cached.
@@ -149,6 +177,8 @@ impl ExpertCache {
         let layer = |routing: &CachedRouting| CachedLayer {
             address: self.layers.address + (size_of::<p::CachedLayer>() * routing.index) as u64,
             experts: routing.experts,
+            counts: routing.counts,
+            slots: routing.slots_at,
         };
         self.routings.iter().map(|routing| routing.as_ref().map(layer)).collect()
     }
@@ -159,12 +189,36 @@ impl ExpertCache {
         device: &Device,
         routing: usize,
     ) -> Result<Option<ExpertCacheStats>> {
+        let reads = self.mapped.as_ref().map_or(0, |mapped| mapped.reads(routing));
         let Some(routing) = &self.routings[routing] else { return Ok(None) };
         let mut counters = [0u64; CACHE_COUNTERS];
         // SAFETY: a cache has this number of counters; the copy is waited for.
         unsafe { device.copy_to_host(&mut counters, routing.counters) }?;
         device.synchronize()?;
         let [hits, misses, fills] = counters;
-        Ok(Some(ExpertCacheStats { slots: routing.slots, hits, misses, fills }))
+        Ok(Some(ExpertCacheStats { slots: routing.slots, hits, misses, fills, reads }))
+    }
+}
+
+/// Sends the addresses of a weight's experts, which lie one behind the other in memory of the host,
+/// to a table.
+fn send_host_addresses(device: &Device, table: u64, first: u64, shape: &Shape) -> Result<()> {
+    let address = |expert: usize| first + (expert * shape.expert_bytes()) as u64;
+    let addresses: Vec<u64> = (0..shape.matrices).map(address).collect();
+    // SAFETY: the table has an address for each expert; the copy has ended after `synchronize`.
+    unsafe { device.copy_to_device(table, &addresses) }?;
+    device.synchronize()
+}
+
+/// A weight as the kernels take it, with the table of addresses in memory of the host.
+fn cached_weight(placed: &Placed, cached: &Cached, host: u64, is_mapped: bool) -> p::CachedWeight {
+    let exponent_bytes = (placed.shape.exponents() / placed.shape.matrices) as u64;
+    p::CachedWeight {
+        table: cached.table,
+        host,
+        slots: cached.device,
+        expert_bytes: placed.shape.expert_bytes() as u64,
+        exponents: placed.exponents,
+        exponent_bytes: if is_mapped { exponent_bytes } else { 0 },
     }
 }

@@ -11,9 +11,11 @@ mod header;
 mod kernels;
 mod kv_layout;
 mod lower;
+mod mapped_experts;
 mod model;
 mod observe;
 mod packed;
+mod packing;
 mod parameters;
 mod persistent;
 mod run_ahead;
@@ -31,15 +33,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, DeviceInfo, DeviceKind, Error, ExpertBudget, KvType, Limits, Memory, Model, Progress,
-    Result, StoredFormat, tuning as tuning_file,
+    Backend, DeviceInfo, DeviceKind, Error, ExpertBudget, ExpertStore, KvType, Limits, Memory,
+    Model, Progress, Result, StoredFormat, tuning as tuning_file,
 };
 use bodkin_gguf::File;
 use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
 
 use constants::{MAX_PEERS, MAX_RULE_DIM, MAX_SCAN_STATE};
 use driver::Device;
-use expert_budget::expert_bytes;
+use expert_budget::{ExpertSlots, expert_bytes, host_slot_bytes, host_slots};
 pub use header::kernel_headers;
 use kernels::Kernels;
 use kv_layout::KvLayout;
@@ -65,6 +67,9 @@ pub struct Cuda {
     fuse: bool,
     kv_type: KvType,
     expert_budget: ExpertBudget,
+    expert_store: ExpertStore,
+    /// Bytes of the host that are available, if it is known.
+    host_memory: fn() -> Option<u64>,
     /// The most bytes of all devices that a model may take, if not all that are free.
     memory_limit: Option<u64>,
     /// The folder of measured launch shapes.
@@ -91,6 +96,8 @@ impl Cuda {
             fuse: true,
             kv_type: KvType::Auto,
             expert_budget: ExpertBudget::Auto,
+            expert_store: ExpertStore::Auto,
+            host_memory: || None,
             memory_limit: None,
             tuning: None,
         })
@@ -140,6 +147,17 @@ impl Cuda {
         Cuda { expert_budget, ..self }
     }
 
+    /// The same with this place for the experts without a slot. `host_memory` tells how many bytes
+    /// of the host are available, if that is known.
+    #[must_use]
+    pub fn with_expert_store(
+        self,
+        expert_store: ExpertStore,
+        host_memory: fn() -> Option<u64>,
+    ) -> Cuda {
+        Cuda { expert_store, host_memory, ..self }
+    }
+
     /// The same for models of at most this many bytes, on all devices together.
     #[must_use]
     pub fn with_memory_limit(self, memory_limit: Option<u64>) -> Cuda {
@@ -170,8 +188,33 @@ impl Cuda {
         tuning
     }
 
+    /// The slots for experts of a model.
+    fn expert_slots(&self, plan: &Plan, sizes: &Sizes) -> ExpertSlots {
+        let on_device = self.device_slots(plan, sizes);
+        let on_host = on_device.and_then(|slots| {
+            let count = self.devices.len() as u64;
+            let available = (self.host_memory)().map(|bytes| bytes / count);
+            let all = self.shards().map(|shard| weights::bytes(plan, shard, on_device).host);
+            let all = all.max().unwrap_or(0) as u64;
+            // The file's pages need memory too.
+            let half = available.unwrap_or(u64::MAX) / 2;
+            let bytes = match self.expert_store {
+                ExpertStore::Auto if available.is_none_or(|available| all <= available) => None,
+                ExpertStore::Auto | ExpertStore::Mmap(None) => Some(half),
+                ExpertStore::Mmap(Some(bytes)) => Some(bytes / count),
+            };
+            bytes.map(|bytes| host_slots(plan, slots, self.host_slot_bytes(plan), bytes))
+        });
+        ExpertSlots { on_device, on_host }
+    }
+
+    /// The bytes of a slot for a mapped expert in memory of the host.
+    fn host_slot_bytes(&self, plan: &Plan) -> usize {
+        self.shards().map(|shard| host_slot_bytes(plan, shard)).max().unwrap_or(0)
+    }
+
     /// The slots for experts in each layer of a model, or none if all experts are on the device.
-    fn expert_slots(&self, plan: &Plan, sizes: &Sizes) -> Option<usize> {
+    fn device_slots(&self, plan: &Plan, sizes: &Sizes) -> Option<usize> {
         let bytes = |shard| expert_bytes(plan, shard);
         let experts = self.shards().map(bytes).max_by_key(|experts| experts.slot)?;
         let weights = self.shards().map(|shard| weights::bytes(plan, shard, None).device as u64);
@@ -345,16 +388,18 @@ impl Backend for Cuda {
         let devices = self.devices.len() as u64;
         let slots = self.expert_slots(plan, &sizes);
         // All need what the one with the largest share does.
-        let weights = self.shards().map(|shard| weights::bytes(plan, shard, slots));
+        let weights = self.shards().map(|shard| weights::bytes(plan, shard, slots.on_device));
         let weights = weights.max_by_key(|bytes| bytes.device).unwrap_or_default();
-        let tables = slots.map_or(0, |_| expert_cache::table_bytes(&program));
+        let tables = slots.on_device.map_or(0, |_| expert_cache::table_bytes(&program));
+        let host = slots.on_host.map_or(weights.host, |slots| slots * self.host_slot_bytes(plan));
         Memory {
             weight_bytes: devices * (weights.device as u64 + tables),
             state_bytes: devices * sizes.state(),
             scratch_bytes: devices * sizes.scratch(),
             cached_expert_bytes: devices * weights.slots as u64,
-            host_expert_bytes: devices * weights.host as u64,
-            expert_slots: slots,
+            host_expert_bytes: devices * host as u64,
+            maps_experts: slots.on_host.is_some(),
+            expert_slots: slots.on_device,
         }
     }
 
@@ -375,19 +420,30 @@ impl Backend for Cuda {
         let program = self.lower(&plan);
         let sizes = self.sizes(&plan, &program, limits);
         let slots = self.expert_slots(&plan, &sizes);
-        let mut parts = Vec::new();
-        for ((device, kernels), shard) in self.devices.iter().zip(self.shards()) {
-            let made = (program.clone(), sizes.clone(), Arc::clone(kernels), (shard, slots));
-            let (index, count) = (shard.index as u64, shard.count as u64);
-            let report = |done, total| progress((index * total + done) / count, total);
-            let part = CudaModel::load(device, Arc::clone(&plan), file, limits, made, &report);
-            parts.push(part.map_err(|error| match error {
-                Error::Config(text) if count > 1 => {
-                    Error::Config(format!("device {}: {text}", device.ordinal()))
-                }
-                error => error,
-            })?);
-        }
+        let load = |slots| {
+            let parts = self.devices.iter().zip(self.shards()).map(|((device, kernels), shard)| {
+                let made = (program.clone(), sizes.clone(), Arc::clone(kernels), (shard, slots));
+                let (index, count) = (shard.index as u64, shard.count as u64);
+                let report = |done, total| progress((index * total + done) / count, total);
+                let part = CudaModel::load(device, Arc::clone(&plan), file, limits, made, &report);
+                part.map_err(|error| match error {
+                    Error::Config(text) if count > 1 => {
+                        Error::Config(format!("device {}: {text}", device.ordinal()))
+                    }
+                    error => error,
+                })
+            });
+            parts.collect::<Result<Vec<CudaModel>>>()
+        };
+        let mut parts = match (load(slots), slots.on_device) {
+            // Some systems let a driver have less memory than is free.
+            (Err(Error::HostMemory(_)), Some(on_device)) if slots.on_host.is_none() => {
+                let bytes = self.host_slot_bytes(&plan);
+                let on_host = Some(host_slots(&plan, on_device, bytes, 0));
+                load(ExpertSlots { on_host, ..slots })?
+            }
+            (parts, _) => parts?,
+        };
         // Connected parts wait for each other. All have nearly the same shapes.
         let tuning = Arc::new(self.tune(&parts[0]));
         parts.iter_mut().for_each(|part| part.tuning = Arc::clone(&tuning));

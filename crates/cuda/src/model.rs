@@ -15,13 +15,15 @@ use bodkin_backend::{
     Result, Sink, StateBlock, Transfer,
 };
 use bodkin_gguf::File;
-use bodkin_model::Plan;
+use bodkin_model::{Plan, WeightId};
 
 use crate::constants::{LOGIT_GROUPS, MAX_CHOSEN};
 use crate::driver::{Device, Graph, Kernel, Memory, Pinned};
+use crate::expert_budget::ExpertSlots;
 use crate::expert_cache::ExpertCache;
 use crate::kernels::Kernels;
 use crate::lower::{Program, Stage, Work};
+use crate::mapped_experts::MappedExperts;
 use crate::observe;
 use crate::packed::Shard;
 use crate::parameters;
@@ -98,9 +100,9 @@ impl CudaModel {
     pub(crate) fn load(
         device: &Arc<Device>,
         plan: Arc<Plan>,
-        file: &File,
+        file: &Arc<File>,
         limits: &Limits,
-        (program, sizes, kernels, experts): (Program, Sizes, Arc<Kernels>, (Shard, Option<usize>)),
+        (program, sizes, kernels, experts): (Program, Sizes, Arc<Kernels>, (Shard, ExpertSlots)),
         progress: Progress<'_>,
     ) -> Result<CudaModel> {
         // Everything but the weights is allocated first: the weights are what may not fit.
@@ -112,6 +114,10 @@ impl CudaModel {
         let mut addresses = allocate::addresses(&plan, &program, &sizes, &mut take)?;
         let weights = Weights::load(device, &plan, experts, file, progress)?;
         let (placed, counts) = (&weights.placed, &addresses.expert_counts);
+        let shape = |id: WeightId| placed[id.0].shape;
+        let mapped = experts.1.on_host;
+        let mapped = mapped.map(|slots| MappedExperts::new(device, &plan, file, shape, slots));
+        let placed = (placed.as_slice(), mapped.transpose()?);
         let expert_cache = ExpertCache::new(device, &plan, &program, placed, counts)?;
         addresses.expert_cache = expert_cache.as_ref().map_or_else(Vec::new, ExpertCache::layers);
         for rope in &program.ropes {
@@ -164,7 +170,10 @@ impl CudaModel {
     /// Copies the list of the persistent kernel's stages to the device, if it can run them.
     pub(crate) fn list_persistent_stages(&mut self) -> Result<()> {
         let blocks = self.device.processors as usize;
-        let fits = |persistent: &&Persistent| persistent.fits(blocks, &self.plan, &self.program);
+        // It cannot wait for the file.
+        let fits = |persistent: &&Persistent| {
+            self.mapped_experts().is_none() && persistent.fits(blocks, &self.plan, &self.program)
+        };
         let (Some(kernels), Some(persistent)) =
             (&self.kernels.persistent, self.sizes.persistent.as_ref().filter(fits))
         else {
@@ -192,6 +201,11 @@ impl CudaModel {
         self.device.synchronize()
     }
 
+    /// If experts stay in the file.
+    fn mapped_experts(&self) -> Option<&MappedExperts> {
+        self.expert_cache.as_ref()?.mapped.as_ref()
+    }
+
     /// A step of this size.
     pub(crate) fn sized_step(&self, size: Size) -> Step<'_> {
         let arena = match self.persistent_of_step(size) {
@@ -207,6 +221,7 @@ impl CudaModel {
             sizes: &self.sizes,
             weights: &self.weights.placed,
             at: &self.addresses,
+            mapped_experts: self.mapped_experts(),
             tuning: &self.tuning,
             size,
             is_observed: false,
@@ -268,10 +283,16 @@ impl CudaModel {
         observed
     }
 
-    /// The error of a grid that the watchdog ended: to the driver, that step and all later ones
-    /// have failed.
-    pub(crate) fn stall(&self) -> Option<Error> {
-        self.persistent.as_ref().and_then(|(.., watchdog)| watchdog.error())
+    /// The result of a step, or its cause: that of a grid that the watchdog ended, as to the driver
+    /// that step and all later ones have failed; or that of experts that could not be read, of
+    /// which the driver knows nothing.
+    pub(crate) fn explain(&self, result: Result<()>) -> Result<()> {
+        let stall = || self.persistent.as_ref().and_then(|(.., watchdog)| watchdog.error());
+        let unread = self.mapped_experts().and_then(MappedExperts::failure);
+        match unread.or_else(|| result.as_ref().err().and_then(|_| stall())) {
+            Some(cause) => Err(cause),
+            None => result,
+        }
     }
 
     /// The address of the first row of logits.
@@ -420,7 +441,7 @@ impl Model for CudaModel {
             self.host = host;
             result
         };
-        result.map_err(|error| self.stall().unwrap_or(error))
+        self.explain(result)
     }
 
     fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {
@@ -457,7 +478,9 @@ impl Model for CudaModel {
         // A device that is lost says so in the next step.
         let experts = self.expert_stats().unwrap_or_default();
         let timeline = self.device.timeline().unwrap_or_default();
-        ModelStats { experts, stages: self.stage_profiles(), timeline, weight_layouts: Vec::new() }
+        let maps_experts = self.mapped_experts().is_some();
+        let stages = self.stage_profiles();
+        ModelStats { experts, maps_experts, stages, timeline, weight_layouts: Vec::new() }
     }
 
     fn set_profiling(&mut self, on: bool) {

@@ -25,6 +25,7 @@ use crate::driver::Device;
 use crate::expert_cache::CachedLayer;
 use crate::kernels::Kernels;
 use crate::lower::{Content, Program, Stage, Value, Work};
+use crate::mapped_experts::MappedExperts;
 use crate::sizes::{Sizes, gemv_rows};
 use crate::tuning::Tuning;
 use crate::weights::Placed;
@@ -193,6 +194,8 @@ pub(crate) struct Step<'a> {
     pub(crate) arena: (&'a Arena, u64),
     pub(crate) weights: &'a [Placed],
     pub(crate) at: &'a Addresses,
+    /// If experts stay in the file.
+    pub(crate) mapped_experts: Option<&'a MappedExperts>,
     pub(crate) tuning: &'a Tuning,
     pub(crate) size: Size,
     /// Whether the host reads matmul inputs: then no matmul computes a norm itself.

@@ -221,8 +221,8 @@ impl Model for TensorParallel {
             self.host = host;
             result
         };
-        let stall = || self.parts.iter().find_map(CudaModel::stall);
-        result.map_err(|error| stall().unwrap_or(error))
+        // The first one's cause counts.
+        self.parts.iter().rev().fold(result, |result, part| part.explain(result))
     }
 
     /// Every device has the whole state.

@@ -14,17 +14,15 @@ use bytemuck::cast_slice_mut;
 
 use crate::constants::{ON_HOST, SPARE_SLOTS, TILE_ROWS};
 use crate::driver::{Device, Memory, Pinned};
-use crate::expert_budget::{can_be_cached, spare_slots};
+use crate::expert_budget::{ExpertSlots, cached_at_first, can_be_cached};
 use crate::lower::{matrix_of, shapes, sharded};
-use crate::packed::{Shape, Shard, pack};
-use crate::parameters::expert_cache::CachedWeight;
+use crate::packed::{Shape, Shard};
+use crate::packing::{Piece, pack_all};
 use crate::staging::Staging;
 use vector::Vector;
 
 /// Weights begin at multiples of it.
 const ALIGNMENT: usize = 256;
-/// Bytes of tiles that are worth a thread.
-const THREAD_BYTES: usize = 128 << 10;
 
 /// The offsets of a weight, in bytes, in the forms that the plan needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +39,8 @@ struct Offsets {
 
 impl Offsets {
     /// Packs a weight's matrices to their place on the device, or in memory of the host if they are
-    /// experts that are cached: then the first of them are copied to the slots.
+    /// experts that are cached: then the first of them are copied to the slots. Without such
+    /// memory, only these are read.
     fn load_matrix(
         &self,
         staging: &mut Staging,
@@ -52,17 +51,22 @@ impl Offsets {
         let Some((shape, tiles, exponents)) = self.matrix else { return Ok(None) };
         let (tiles, exponents, table) = (at(tiles), at(exponents), self.experts.map_or(0, &at));
         let mut cached = None;
-        if let Some(((slots, start), host)) = self.cached.zip(host) {
-            let (device, host_address) = (tiles, host.address() + start as u64);
-            let expert_bytes = shape.expert_bytes() as u64;
-            cached = Some(Cached { slots, device, host: host_address, table, expert_bytes });
-            let on_host = &mut host.slice_mut()[start..][..shape.packed_bytes()];
-            pack_on_host(staging, &shape, weight, data, (on_host, exponents))?;
-            let first = &on_host[..cached_at_first(slots) * shape.expert_bytes()];
-            // SAFETY: the allocation has room for the slots; the host's memory stays.
-            unsafe { staging.device().copy_to_device(tiles, first) }?;
+        if let Some((slots, start)) = self.cached {
+            let host_address = host.as_ref().map_or(0, |host| host.address() + start as u64);
+            cached = Some(Cached { slots, device: tiles, host: host_address, table });
+            let first = cached_at_first(slots);
+            if let Some(host) = host {
+                let on_host = &mut host.slice_mut()[start..][..shape.packed_bytes()];
+                pack_on_host(staging, &shape, weight, data, (on_host, exponents))?;
+                let first = &on_host[..first * shape.expert_bytes()];
+                // SAFETY: the allocation has room for the slots; the host's memory stays.
+                unsafe { staging.device().copy_to_device(tiles, first) }?;
+            } else {
+                send_tiles(staging, &shape, weight, data, (first, [tiles, exponents]))?;
+            }
         } else {
-            send_tiles(staging, &shape, weight, data, [tiles, exponents])?;
+            let all = shape.matrices;
+            send_tiles(staging, &shape, weight, data, (all, [tiles, exponents]))?;
         }
         if self.experts.is_some() {
             let cached = cached.as_ref();
@@ -85,11 +89,6 @@ pub(crate) struct WeightBytes {
 /// Bytes of the table of the addresses of experts, and of spare slots if the experts are cached.
 fn table_bytes(experts: usize, slots: Option<usize>) -> usize {
     size_of::<u64>() * (experts + slots.map_or(0, |_| SPARE_SLOTS))
-}
-
-/// How many experts have slots when a model is loaded: the first ones.
-pub(crate) fn cached_at_first(slots: usize) -> usize {
-    slots - spare_slots(slots)
 }
 
 /// Returns the offset of a new part.
@@ -209,19 +208,11 @@ pub(crate) struct Cached {
     /// Slots on the device.
     pub(crate) slots: usize,
     /// Of the tiles in slots.
-    device: u64,
-    /// Of the tiles of all experts, in memory of the host.
-    host: u64,
-    table: u64,
-    expert_bytes: u64,
-}
-
-impl Cached {
-    /// As the kernels take it.
-    pub(crate) fn parameters(&self) -> CachedWeight {
-        let &Cached { device: slots, host, table, expert_bytes, .. } = self;
-        CachedWeight { table, host, slots, expert_bytes }
-    }
+    pub(crate) device: u64,
+    /// Of the tiles of all experts, in memory of the host; 0 if they stay in the file.
+    pub(crate) host: u64,
+    /// Of the table of their addresses.
+    pub(crate) table: u64,
 }
 
 /// All weights of a plan.
@@ -232,20 +223,19 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Reads, packs and copies a device's shard of all weights. Each layer has `slots` for experts,
-    /// or all of them on the device.
+    /// Reads, packs and copies a device's shard of all weights.
     pub(crate) fn load(
         device: &Arc<Device>,
         plan: &Plan,
-        (shard, slots): (Shard, Option<usize>),
+        (shard, slots): (Shard, ExpertSlots),
         file: &File,
         progress: Progress<'_>,
     ) -> Result<Weights> {
-        let (offsets, bytes) = offsets(plan, shard, slots);
+        let (offsets, bytes) = offsets(plan, shard, slots.on_device);
         let memory = Memory::zeroed(device, bytes.device, "the weights")?;
-        let mut host = match bytes.host {
-            0 => None,
-            bytes => Some(Pinned::<u8>::zeroed(device, bytes)?),
+        let mut host = match (bytes.host, slots.on_host) {
+            (0, _) | (_, Some(_)) => None,
+            (bytes, None) => Some(Pinned::<u8>::zeroed(device, bytes)?),
         };
         let largest = offsets.iter().map(|offsets| {
             let tile = offsets.matrix.map_or(0, |(shape, ..)| tile_bytes(&shape));
@@ -296,16 +286,16 @@ fn tile_bytes(shape: &Shape) -> usize {
     shape.tile_bytes() + TILE_ROWS
 }
 
-/// Packs a weight and sends it to the addresses of its tiles and exponents, one staging buffer at a
-/// time.
+/// Packs the first matrices of a weight and sends them to the addresses of its tiles and exponents,
+/// one staging buffer at a time.
 fn send_tiles(
     staging: &mut Staging,
     shape: &Shape,
     weight: &Weight,
     data: &[u8],
-    [tiles_at, exponents_at]: [u64; 2],
+    (matrices, [tiles_at, exponents_at]): (usize, [u64; 2]),
 ) -> Result<()> {
-    let all = shape.matrices * shape.tiles();
+    let all = matrices * shape.tiles();
     let most = staging.len() / tile_bytes(shape);
     for first in (0..all).step_by(most) {
         let tiles = first..all.min(first + most);
@@ -382,22 +372,7 @@ fn pack_tiles(
     tiles: Range<usize>,
     (packed, exponents): (&mut [u8], &mut [u8]),
 ) {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.min(packed.len() / THREAD_BYTES + 1);
-    let count = tiles.len().div_ceil(threads).max(1);
-    let parts = packed.chunks_mut(count * shape.tile_bytes());
-    let parts = parts.zip(exponents.chunks_mut(count * TILE_ROWS));
-    std::thread::scope(|scope| {
-        for (first, (packed, exponents)) in tiles.clone().step_by(count).zip(parts) {
-            let range = first..tiles.end.min(first + count);
-            let work = move || {
-                packed.fill(0);
-                exponents.fill(0);
-                pack(shape, weight.format, data, range, packed, exponents);
-            };
-            if threads == 1 { work() } else { drop(scope.spawn(work)) }
-        }
-    });
+    pack_all([Piece { shape, format: weight.format, data, tiles, packed, exponents }]);
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The options of a load, one method each.
 
-use bodkin_backend::{ExpertBudget, KvType};
+use bodkin_backend::{ExpertBudget, ExpertStore, KvType};
 use bodkin_cpu::Sparse;
 
 use crate::error::Result;
@@ -47,6 +47,12 @@ impl Builder {
     /// Sets how much memory of the device the experts of a model may take.
     pub fn expert_budget(mut self, budget: ExpertBudget) -> Builder {
         self.options.expert_budget = budget;
+        self
+    }
+
+    /// Sets where a GPU finds the experts without a slot.
+    pub fn expert_store(mut self, store: ExpertStore) -> Builder {
+        self.options.expert_store = store;
         self
     }
 

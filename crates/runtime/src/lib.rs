@@ -85,7 +85,7 @@ pub use progress::{Phase, Progress, Reporter};
 pub use scorer::Scorer;
 pub use tokenizers::tokenizer;
 
-pub use bodkin_backend::{DeviceKind, ExpertBudget, KvType};
+pub use bodkin_backend::{DeviceKind, ExpertBudget, ExpertStore, KvType};
 pub use bodkin_cpu::{MAX_THREADS, Sparse};
 pub use bodkin_engine::{
     Canceller, Event, Events, FinishReason, Logprobs, Request, SamplerOptions, TEMPLATE_THREAD,

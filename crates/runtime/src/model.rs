@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use bodkin_backend::{Backend, PAGE_TOKENS};
+use bodkin_backend::{Backend, ExpertStore, PAGE_TOKENS};
 use bodkin_engine::{
     Engine, Event, Events, FinishReason, PrefixStore, Request, Template, Timings, Tokenizer, Usage,
 };
@@ -27,6 +27,7 @@ pub struct Model {
     backend: Box<dyn Backend>,
     context: usize,
     bytes: u64,
+    maps_experts: bool,
     /// Of a sequence's recurrent state.
     recurrent_bytes: u64,
     /// Of an element of the KV cache; below 1 for some types.
@@ -105,9 +106,16 @@ impl Model {
                 false => "all experts fit, or the device does not cache experts of their format",
             };
             file.reporter().note(&format!("expert-budget changes nothing: {reason}"));
+        } else if options.expert_store != ExpertStore::Auto && memory.expert_slots.is_none() {
+            let reason = match file.plan.routed_layers().is_empty() {
+                true => "the model has no experts",
+                false => "all experts fit on the device; expert-budget lets it have fewer",
+            };
+            file.reporter().note(&format!("experts mmap changes nothing: {reason}"));
         }
         let bytes = total_bytes(&memory);
         let model = file.load(backend.as_ref(), &limits)?;
+        let maps_experts = model.stats().maps_experts;
         let store = match &options.cache_dir {
             None => None,
             Some(folder) => {
@@ -127,11 +135,17 @@ impl Model {
             request,
             context: sizes.context,
             bytes,
+            maps_experts,
             recurrent_bytes: recurrent_bytes(&file.plan, backend.as_ref()),
             kv_element_bytes: kv_bytes as f64 / kv_elements.max(1) as f64,
             file,
             backend,
         })
+    }
+
+    /// Whether experts stay in the model's file, which must not change then.
+    pub fn maps_experts(&self) -> bool {
+        self.maps_experts
     }
 
     /// A request as [`ModelFile::request`] makes it; [`Model::generate`] and [`Model::chat`] add

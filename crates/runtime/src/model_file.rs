@@ -418,7 +418,15 @@ impl ModelFile {
         let model = model.map_err(|source| Error::Load { model: self.name.clone(), source })?;
         drop(phase);
         self.reporter.detail("weights loaded");
-        if let Some(summary) = sparse_summary(&model.stats().weight_layouts) {
+        let stats = model.stats();
+        if stats.maps_experts && !memory.maps_experts && memory.host_expert_bytes > 0 {
+            self.reporter.note(&format!(
+                "the driver has no {} of the host's memory for experts; they are read from the \
+                 file when they are needed",
+                human_bytes(memory.host_expert_bytes),
+            ));
+        }
+        if let Some(summary) = sparse_summary(&stats.weight_layouts) {
             self.reporter.note(&summary);
         }
         Ok(model)
@@ -445,6 +453,11 @@ impl ModelFile {
             (Some(slots), 0) => self.reporter.note(&format!(
                 "experts: {cached} in memory, {slots} of each layer, which needs at least 1; the \
                  others are read from the file when they are needed"
+            )),
+            (Some(_), host) if memory.maps_experts => self.reporter.note(&format!(
+                "experts: {cached} on the device, up to {} in memory of the host; the others are \
+                 read from the file when they are needed",
+                human_bytes(host),
             )),
             (Some(_), host) => self.reporter.note(&format!(
                 "experts: {} in memory of the host, {cached} of them also on the device",

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bodkin_backend::{Backend, DeviceKind, ExpertBudget, KvType};
+use bodkin_backend::{Backend, DeviceKind, ExpertBudget, ExpertStore, KvType};
 use bodkin_cpu::Sparse;
 
 use crate::embeddings::EmbeddingOptions;
@@ -30,8 +30,10 @@ pub struct Options {
     /// unless `device` names one.
     pub gpu_layers: Option<usize>,
     /// How much memory of a device the experts of a model may take. A GPU reads the others from
-    /// memory of the host, a CPU from the file.
+    /// memory of the host or from the file, a CPU from the file.
     pub expert_budget: ExpertBudget,
+    /// Where a GPU finds the experts without a slot; a CPU always reads them from the file.
+    pub expert_store: ExpertStore,
     /// CPU threads, at most one for each core; all cores by default.
     pub threads: Option<usize>,
     /// Tokens of context; by default the model's own, or what fits into half of the free memory.
@@ -78,6 +80,7 @@ impl Default for Options {
             device: "auto".to_owned(),
             gpu_layers: None,
             expert_budget: ExpertBudget::Auto,
+            expert_store: ExpertStore::Auto,
             threads: None,
             ctx_size: None,
             batch_size: None,

@@ -99,6 +99,7 @@ pub(crate) fn memory(
             + angles as u64,
         cached_expert_bytes: weights.slots,
         host_expert_bytes: weights.host,
+        maps_experts: false,
         expert_slots: slots,
     }
 }

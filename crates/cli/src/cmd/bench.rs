@@ -11,7 +11,7 @@ mod timeline;
 mod trace;
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,7 +22,9 @@ use bodkin_eval::Recorder;
 use crate::arguments::{self, Machine, describe, find, positive};
 use crate::{output, progress};
 use bodkin::memory::{kv_bytes, recurrent_bytes};
-use bodkin::{ExpertBudget, MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Options, Sparse, within};
+use bodkin::{
+    ExpertBudget, ExpertStore, MAX_BATCH_TOKENS, MAX_TOKENS, ModelFile, Options, Sparse, within,
+};
 use report::{Format, Row};
 use session::{Session, Test, decoder_limits};
 pub(super) use speeds::speeds;
@@ -77,9 +79,9 @@ pub(crate) struct Args {
     /// Write which experts each token chose
     #[arg(long, value_name = "FILE")]
     record_routing: Option<PathBuf>,
-    /// Write an SVG image of expert counts by layer
-    #[arg(long, value_name = "FILE")]
-    experts: Option<PathBuf>,
+    /// Write an SVG image of expert counts, or mmap[:SIZE]: as in `run`
+    #[arg(long, value_name = "FILE|mmap")]
+    experts: Vec<PathBuf>,
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     no_repack: bool,
@@ -112,12 +114,30 @@ const PROMPT: usize = 512;
 /// Measurements of the bandwidth for a test, if it has that many repetitions.
 const BANDWIDTHS: usize = 3;
 
+impl Args {
+    /// The file of an image of expert counts.
+    fn expert_image(&self) -> Option<&PathBuf> {
+        self.experts.iter().find(|path| store_of(path).is_none())
+    }
+
+    /// Where a GPU finds the experts that it has no room for.
+    fn expert_store(&self) -> ExpertStore {
+        self.experts.iter().find_map(|path| store_of(path)).unwrap_or_default()
+    }
+}
+
+/// The place of experts, if it is one and no file.
+fn store_of(path: &Path) -> Option<ExpertStore> {
+    arguments::expert_store(path.to_str()?).ok()
+}
+
 pub(crate) fn run(args: Args) -> Result<()> {
     let opened = find(&args.model)?;
-    for path in [&args.trace, &args.record_routing, &args.experts].into_iter().flatten() {
+    let image = args.expert_image();
+    for path in [args.trace.as_ref(), args.record_routing.as_ref(), image].into_iter().flatten() {
         output::check(path, [opened.file.path()])?;
     }
-    if args.experts.is_some() {
+    if image.is_some() {
         let has_experts = !opened.plan.routed_layers().is_empty();
         ensure!(has_experts, "--experts: expected a model with experts, found none");
     }
@@ -137,6 +157,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             device: args.device.clone(),
             gpu_layers: args.gpu_layers,
             expert_budget: args.expert_budget,
+            experts: args.expert_store(),
             threads,
             ctx_size: None,
             batch_size: args.batch_size,
@@ -158,7 +179,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     if let Some(path) = &args.trace {
         output::write(path, |out| trace::write(out, &rows))?;
     }
-    if let Some(path) = &args.experts {
+    if let Some(path) = args.expert_image() {
         output::write(path, |out| heat_map::write(out, &rows))?;
     }
     if let (Some(path), Some(recorder)) = (&args.record_routing, recorder) {
@@ -307,7 +328,7 @@ fn measure(
     if let Some(recorder) = recorder {
         session.record(test, recorder)?;
     }
-    let chosen = if args.experts.is_some() { session.experts_chosen() } else { Vec::new() };
+    let chosen = if args.expert_image().is_some() { session.experts_chosen() } else { Vec::new() };
     let (mut profile, mut experts, mut weight_layouts) = (Vec::new(), Vec::new(), Vec::new());
     let mut timeline = Timeline::default();
     if args.profile || args.trace.is_some() {

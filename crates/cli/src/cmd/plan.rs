@@ -212,9 +212,10 @@ fn print(
         row("in use by the driver and others", in_use)?;
     }
     if memory.host_expert_bytes > 0 {
-        row("all experts, in memory of the host", memory.host_expert_bytes)?;
+        let which = if memory.maps_experts { "some" } else { "all" };
+        row(&format!("{which} experts, in memory of the host"), memory.host_expert_bytes)?;
     }
-    if placement.expert_slots.is_some() && memory.host_expert_bytes == 0 {
+    if memory.maps_experts {
         row("all experts, in the file", placement.part(Part::Experts))?;
     }
     Ok(())
@@ -269,6 +270,7 @@ fn json_of(
         "weight_bytes": memory.weight_bytes,
         "cached_expert_bytes": memory.cached_expert_bytes,
         "host_expert_bytes": memory.host_expert_bytes,
+        "maps_experts": memory.maps_experts,
         "expert_slots": slots,
         "kv_bytes": kv.collect::<Vec<_>>(),
         "recurrent_bytes": placement.recurrent_bytes,

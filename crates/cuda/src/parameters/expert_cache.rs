@@ -12,20 +12,25 @@ use crate::constants::MATRICES;
 
 parameters! {
     /// A weight whose experts are cached.
-    struct CachedWeight: 32 {
+    struct CachedWeight: 48 {
         /// [experts]: addresses of their tiles, which matmuls read; then [SPARE_SLOTS] addresses of
         /// the layer's spare slots
         table: (u64 *),
-        /// [experts] tiles in memory of the host
-        host: (const u8 *),
+        /// [experts]: addresses of their tiles in memory of the host
+        host: (const u64 *),
         /// [slots] tiles on the device
         slots: (u8 *),
         /// of one expert's tiles
         expert_bytes: u64,
+        /// [experts, exponent_bytes] on the device
+        exponents: (u8 *),
+        /// of one expert's, which lie behind its tiles in memory of the host; or 0 if those on the
+        /// device are always there
+        exponent_bytes: u64,
     }
 
     /// The experts of a layer, and those that are cached.
-    struct CachedLayer: 192 {
+    struct CachedLayer: 256 {
         weights: [CachedWeight; MATRICES],
         /// [experts]: how often each was chosen, now and when the cache was updated last
         counts: (const u32 *), last_counts: (u32 *),

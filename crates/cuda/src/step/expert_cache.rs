@@ -11,10 +11,17 @@ const BLOCKS: usize = 2;
 
 impl Step<'_> {
     /// Gives slots to the experts that a routing has chosen, if they are cached, before they are
-    /// read: each then crosses the bus once, however many rows have chosen it.
+    /// read: each then crosses the bus once, however many rows have chosen it. Those that are in
+    /// the file come to the host first.
     pub(super) fn cache_chosen_experts(&self, routing: usize) -> Result<()> {
         match self.at.expert_cache.get(routing) {
-            Some(&Some(layer)) => self.update(layer, 1, false),
+            Some(&Some(layer)) => {
+                if let Some(mapped) = self.mapped_experts {
+                    mapped.read(self.device, routing, layer)?;
+                    self.device.serialize_next_launch();
+                }
+                self.update(layer, 1, false)
+            }
             _ => Ok(()),
         }
     }
@@ -22,17 +29,15 @@ impl Step<'_> {
     /// Gives slots to the experts that the persistent kernel has chosen, for the next step.
     pub(crate) fn update_expert_cache(&self) -> Result<()> {
         let layers = || self.at.expert_cache.iter().flatten();
-        let first = layers().next().map(|first| first.address);
-        let Some((address, experts)) = first.zip(layers().map(|layer| layer.experts).max()) else {
-            return Ok(());
-        };
-        self.update(CachedLayer { address, experts }, layers().count(), true)
+        let Some(&first) = layers().next() else { return Ok(()) };
+        let experts = layers().map(|layer| layer.experts).max().unwrap_or(0);
+        self.update(CachedLayer { experts, ..first }, layers().count(), true)
     }
 
     /// Updates `count` layers, one behind the other in the list, none with more experts than this.
     fn update(
         &self,
-        CachedLayer { address, experts }: CachedLayer,
+        CachedLayer { address, experts, .. }: CachedLayer,
         count: usize,
         uses_spares: bool,
     ) -> Result<()> {

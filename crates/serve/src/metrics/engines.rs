@@ -278,7 +278,7 @@ fn encode_experts(
 }
 
 /// What the caches of experts count, where not all experts are on the device.
-const CACHE_METRICS: [Metric<ExpertCacheStats>; 4] = [
+const CACHE_METRICS: [Metric<ExpertCacheStats>; 5] = [
     ("bodkin_expert_cache_slots", "Experts of a layer that the device has room for", false, |c| {
         c.slots as f64
     }),
@@ -292,6 +292,7 @@ const CACHE_METRICS: [Metric<ExpertCacheStats>; 4] = [
     ("bodkin_expert_cache_copies", "Experts that were copied to the device", true, |c| {
         c.fills as f64
     }),
+    ("bodkin_expert_cache_reads", "Experts that were read from the file", true, |c| c.reads as f64),
 ];
 
 #[cfg(test)]
@@ -307,7 +308,7 @@ mod tests {
 
     impl Collector for Layers {
         fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-            let cache = ExpertCacheStats { slots: 4, hits: 30, misses: 5, fills: 2 };
+            let cache = ExpertCacheStats { slots: 4, hits: 30, misses: 5, fills: 2, reads: 1 };
             let layer = |layer, cache| {
                 let (counts, seconds) = (vec![1, 3], Vec::new());
                 ExpertStats { layer, counts, seconds, cache }
@@ -327,6 +328,7 @@ mod tests {
             "bodkin_expert_cache_hits_total{model=\"m\",layer=\"1\"} 30.0",
             "bodkin_expert_cache_misses_total{model=\"m\",layer=\"1\"} 5.0",
             "bodkin_expert_cache_copies_total{model=\"m\",layer=\"1\"} 2.0",
+            "bodkin_expert_cache_reads_total{model=\"m\",layer=\"1\"} 1.0",
             "bodkin_expert_utilization_ratio{model=\"m\",layer=\"0\",expert=\"1\"} 0.75",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");

@@ -20,7 +20,7 @@ pub(crate) struct Loaded {
     pub(crate) bytes: u64,
     /// What people want to know of it.
     pub(crate) details: Arc<Details>,
-    /// The file whose mapped weights it computes with; none on a GPU, which has copies.
+    /// The file whose mapped weights it computes with; none on a GPU that has copies of all.
     mapped: Option<Arc<File>>,
     /// What requests start from.
     pub(crate) defaults: Arc<Defaults>,
@@ -187,6 +187,7 @@ fn load_from(model: &str, load: &LoadOptions, path: &mut Option<String>) -> bodk
     let mapped = Arc::clone(&file.file);
     let mut details = Details::of(&file, load);
     let mut defaults = Defaults::default();
+    let mut is_mapped = true;
     let (kind, bytes) = if *embeds || file.is_embedder() {
         let encoder = Encoder::open(file, options)?;
         details.context = encoder.context();
@@ -196,11 +197,12 @@ fn load_from(model: &str, load: &LoadOptions, path: &mut Option<String>) -> bodk
         let model = Model::open(file, options)?;
         details.context = model.context();
         details.is_on_gpu = model.backend().devices().iter().all(|d| d.kind != DeviceKind::Cpu);
+        is_mapped = !details.is_on_gpu || model.maps_experts();
         let bytes = model.bytes();
         defaults.request = model.request();
         (Kind::Text(Box::new(model)), bytes)
     };
-    let mapped = (!details.is_on_gpu).then_some(mapped);
+    let mapped = is_mapped.then_some(mapped);
     let (details, experts) = (Arc::new(details), ExpertSample::default());
     Ok(Loaded { kind, bytes, details, mapped, defaults: Arc::new(defaults), experts })
 }

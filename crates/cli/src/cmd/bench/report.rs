@@ -314,9 +314,9 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
 /// What the cache of a layer's experts did, null without one.
 fn cache_json(experts: &ExpertStats) -> Value {
     match experts.cache {
-        Some(ExpertCacheStats { slots, hits, misses, fills }) => {
-            json!({"slots": slots, "hits": hits, "misses": misses, "fills": fills})
-        }
+        Some(ExpertCacheStats { slots, hits, misses, fills, reads }) => json!({
+            "slots": slots, "hits": hits, "misses": misses, "fills": fills, "reads": reads,
+        }),
         None => Value::Null,
     }
 }
@@ -354,14 +354,14 @@ fn print_expert_caches(out: &mut dyn Write, row: &Row) -> Result<()> {
     let cached = row.experts.iter().filter_map(|e| Some((e.layer, e.cache?, e.counts.len())));
     for (i, (layer, cache, experts)) in cached.enumerate() {
         if i == 0 {
-            writeln!(out, "\n| {}: layer | slots | hits | misses | copies |", row.test())?;
-            writeln!(out, "| ---: | ---: | ---: | ---: | ---: |")?;
+            writeln!(out, "\n| {}: layer | slots | hits | misses | copies | reads |", row.test())?;
+            writeln!(out, "| ---: | ---: | ---: | ---: | ---: | ---: |")?;
         }
-        let ExpertCacheStats { slots, hits, misses, fills } = cache;
+        let ExpertCacheStats { slots, hits, misses, fills, reads } = cache;
         let share = 100.0 * hits as f64 / (hits + misses).max(1) as f64;
         writeln!(
             out,
-            "| {layer} | {slots} of {experts} | {hits} ({share:.1} %) | {misses} | {fills} |"
+            "| {layer} | {slots} of {experts} | {hits} ({share:.1} %) | {misses} | {fills} | {reads} |"
         )?;
     }
     Ok(())

@@ -187,6 +187,7 @@ impl Session {
                 now.hits -= before.hits;
                 now.misses -= before.misses;
                 now.fills -= before.fills;
+                now.reads -= before.reads;
             }
         }
         chosen
