@@ -325,7 +325,7 @@ fn other(opcode: &str, words: &[&str], args: &[Arg]) -> Option<Op> {
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" => wgmma(128),
         "wgmma.commit_group.sync.aligned" => Op::Matrix(Matrix::WgmmaCommit),
         "wgmma.wait_group.sync.aligned" => Op::Matrix(Matrix::WgmmaWait),
-        "nanosleep.u32" => Op::Yield,
+        "nanosleep.u32" => Op::Sleep,
         "trap" => Op::Trap,
         _ if NO_EFFECT.contains(&opcode) => Op::Nop,
         _ => match (words[0], vector) {

@@ -13,8 +13,8 @@ use std::{ptr, slice};
 
 use cudarc::driver::sys::{
     CUDA_MEMCPY2D, CUDA_MEMCPY3D_PEER, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr,
-    CUevent, CUfunction, CUgraph, CUgraphExec, CUhostFn, CUlaunchAttributeID, CUlaunchConfig,
-    CUmodule, CUresult, CUstream,
+    CUevent, CUfunction, CUgraph, CUgraphExec, CUlaunchAttributeID, CUlaunchConfig, CUmodule,
+    CUresult, CUstream,
 };
 
 use self::state::{SETTINGS, hopper_ptx, state};
@@ -308,10 +308,6 @@ driver! {
             return CUresult::CUDA_ERROR_INVALID_VALUE;
         }
         state.enqueue(config.hStream, StreamOp::Launch(launch))
-    }
-    fn cuLaunchHostFunc(stream: CUstream, function: CUhostFn, argument: *mut c_void) {
-        let Some(function) = function else { return CUresult::CUDA_ERROR_INVALID_VALUE };
-        state().enqueue(stream, StreamOp::Call(function, argument as usize))
     }
     fn cuStreamBeginCapture_v2(stream: CUstream, _mode: c_uint) {
         state().recording.insert(stream as usize, Vec::new());

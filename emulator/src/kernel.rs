@@ -132,7 +132,8 @@ pub(crate) enum Op {
     /// A bulk copy to shared memory that completes an mbarrier.
     BulkCopy,
     Matrix(Matrix),
-    Yield,
+    /// `nanosleep`.
+    Sleep,
     /// Ends the launch with an error.
     Trap,
     Nop,

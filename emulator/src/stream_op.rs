@@ -1,6 +1,5 @@
 //! The operations of a stream.
 
-use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -34,8 +33,6 @@ pub(crate) enum StreamOp {
         bytes: usize,
     },
     Launch(Launch),
-    /// A function of the host and the address of its argument.
-    Call(unsafe extern "C" fn(*mut c_void), usize),
     /// Records an event.
     Record(Moment),
     /// Waits for a record of an event.
@@ -73,8 +70,6 @@ impl StreamOp {
                 unsafe { ptr::write_bytes(to as *mut u8, byte, bytes) };
             }
             StreamOp::Launch(launch) => return Ok(Some(launch)),
-            // SAFETY: the caller's promise to the driver.
-            StreamOp::Call(function, argument) => unsafe { function(argument as *mut c_void) },
             StreamOp::Record(moment) => drop(moment.set(Instant::now())),
             StreamOp::Wait(_) => {}
         }

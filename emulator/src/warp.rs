@@ -2,6 +2,9 @@
 
 mod access;
 
+use std::thread;
+use std::time::Duration;
+
 use crate::Fault;
 use crate::async_copy::PendingCopy;
 use crate::block::Block;
@@ -12,6 +15,9 @@ use crate::kernel::{
 use crate::lanes::{self, ALL, Lanes, Value, lanes_of};
 use crate::launch::Run;
 use crate::matrix::{self, Piece, Wgmma};
+
+/// Nanoseconds of the naps of kernels that wait for a thread of the host.
+const HOST_NAP: u32 = 1000;
 
 /// The lanes of a diverged warp with the same program counter.
 #[derive(Clone, Copy, Debug)]
@@ -221,7 +227,15 @@ impl Warp {
             }
             Op::Exchange(exchange) => self.exchange(i, exchange, mask),
             Op::SyncWarp | Op::Nop => {}
-            Op::Yield => next = Next::Yield,
+            Op::Sleep => {
+                let nanoseconds = self.get(i.args[0], mask.trailing_zeros() as usize % 32) as u32;
+                if nanoseconds >= HOST_NAP {
+                    // What it waits for comes from another thread, in that thread's own time.
+                    block.effects += 1;
+                    thread::sleep(Duration::from_nanos(nanoseconds.into()));
+                }
+                next = Next::Yield;
+            }
             Op::Trap => next = Next::Trap,
             Op::Barrier { waits } => {
                 let [id, expected, ..] = i.args;

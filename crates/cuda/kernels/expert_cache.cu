@@ -8,6 +8,8 @@
 // spare slot on the way. The slot of the expert that is replaced is the next spare one.
 #include "device.cuh"
 
+#define HOST_NAP 1000u // nanoseconds between polls of an answer of the host
+
 // An expert and its score. Of equal scores the lower expert counts, so that runs repeat.
 struct ScoredExpert {
     float score;
@@ -135,6 +137,40 @@ DEVICE void copy_tiles(const CachedWeight &weight, const Fill &fill) {
 #pragma unroll
         for (u32 k = 0; k < 4; k++) if (at + k * step < count) to[at + k * step] = parts[k];
     }
+}
+
+DEVICE u32 load_acquire_system(const u32 *at) {
+    u32 x;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+    return x;
+}
+
+DEVICE u64 load_acquire_system(const u64 *at) {
+    u64 x;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
+}
+
+// Waits for the chosen experts that have neither a slot nor are in memory of the host: a thread of the
+// host reads them from the model's file. Behind the choice, before the update. Grid: one block.
+KERNEL request_experts(const __grid_constant__ RequestExperts p) {
+    __shared__ u32 request, are_missing;
+    const CachedLayer &layer = *p.layer;
+    grid_dependency_wait();
+    if (threadIdx.x == 0) request = p.requests[0] + 1, are_missing = 0;
+    __syncthreads();
+    for (u32 expert = threadIdx.x; expert < layer.experts; expert += blockDim.x) {
+        if (layer.counts[expert] == layer.last_counts[expert] || layer.slots[expert] != NO_SLOT) continue;
+        p.used_at[expert] = request;
+        if (load_acquire_system(layer.weights[0].host + expert) == 0) are_missing = 1;
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (threadIdx.x > 0 || !are_missing) return;
+    p.requests[1] = p.routing;
+    __threadfence_system();
+    *(volatile u32 *)p.requests = request;
+    while (load_acquire_system(p.answers) != request) __nanosleep(HOST_NAP);
 }
 
 // Copies the block's part of the exponents of chosen experts without a slot, whose tiles have just come

@@ -3,7 +3,6 @@
 
 mod events;
 mod graph;
-mod host_call;
 mod peers;
 mod pinned;
 mod trace;
@@ -22,7 +21,6 @@ use crate::constants::GUARANTEED_SHARED_BYTES;
 
 pub(crate) use events::{Event, Mark};
 pub(crate) use graph::Graph;
-pub(crate) use host_call::HostCall;
 pub(crate) use peers::Columns;
 pub(crate) use pinned::Pinned;
 

@@ -73,10 +73,8 @@ struct CachedRouting {
     index: usize,
     experts: usize,
     slots: usize,
-    /// The addresses of its counters, of the counts of choices, and of the experts' slots.
+    /// The address of its counters.
     counters: u64,
-    counts: u64,
-    slots_at: u64,
 }
 
 /// A layer of the list on the device, which has others behind it.
@@ -84,9 +82,6 @@ struct CachedRouting {
 pub(crate) struct CachedLayer {
     pub(crate) address: u64,
     pub(crate) experts: usize,
-    /// The addresses of how often each was chosen, and of its slot.
-    pub(crate) counts: u64,
-    pub(crate) slots: u64,
 }
 
 impl ExpertCache {
@@ -114,10 +109,10 @@ impl ExpertCache {
                 placed.cached.as_ref().map(|cached| (placed, cached))
             });
             let cached: Vec<_> = cached.collect();
-            let (index, counters, slots_at) = (layers.len(), at(words.counters), at(words.slots));
+            let (index, counters) = (layers.len(), at(words.counters));
             routings.push(cached.first().map(|(_, first)| {
                 let slots = first.slots;
-                CachedRouting { index, experts, slots, counters, counts, slots_at }
+                CachedRouting { index, experts, slots, counters }
             }));
             let Some((_, first)) = cached.first() else { continue };
             let (slots, resident) = (first.slots, cached_at_first(first.slots));
@@ -177,8 +172,6 @@ impl ExpertCache {
         let layer = |routing: &CachedRouting| CachedLayer {
             address: self.layers.address + (size_of::<p::CachedLayer>() * routing.index) as u64,
             experts: routing.experts,
-            counts: routing.counts,
-            slots: routing.slots_at,
         };
         self.routings.iter().map(|routing| routing.as_ref().map(layer)).collect()
     }

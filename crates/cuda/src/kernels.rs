@@ -274,6 +274,7 @@ pub(crate) struct Kernels {
     pub(crate) read_all: Kernel,
     pub(crate) all_gather: Kernel,
     pub(crate) update_expert_cache: Kernel,
+    pub(crate) request_experts: Kernel,
     /// Weighted sums of the streams of hyper-connections.
     pub(crate) mix: Kernel,
     pub(crate) hyper_weights: Kernel,
@@ -347,6 +348,7 @@ impl Kernels {
             all_gather: modules.all_gather.kernel("all_gather", 0)?,
             update_expert_cache: expert_cache
                 .kernel("update_expert_cache", GUARANTEED_SHARED_BYTES)?,
+            request_experts: expert_cache.kernel("request_experts", 0)?,
             mix: hyper.kernel("mix", 0)?,
             hyper_weights: hyper.kernel("hyper_weights", 0)?,
             compress: select.kernel("compress", 0)?,

@@ -1,21 +1,24 @@
 //! Experts that stay in the model's file, where the host has no memory for all of them either. Some
-//! of them are packed in memory of the host, which has slots for experts of any layer. Before a
-//! layer's matmuls, a function of the host that runs in the stream reads those that the step's rows
-//! have chosen and that are neither there nor on the device. They replace those that were used
-//! least recently (LRU).
+//! of them are packed in memory of the host, which has slots for experts of any layer. A kernel
+//! behind each choice of experts asks for those that are neither there nor on the device
+//! (`kernels/expert_cache.cu`), and waits. During steps a thread answers: it reads them from the
+//! file, in the place of those that were used least recently (LRU).
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, JoinHandle};
 
 use bodkin_backend::{Error, Result};
 use bodkin_gguf::{File, Format, Tensor};
 use bodkin_model::{Plan, WeightId};
 
-use crate::constants::{NO_SLOT, TILE_ROWS};
-use crate::driver::{Device, HostCall, Pinned};
-use crate::expert_cache::CachedLayer;
+use crate::constants::TILE_ROWS;
+use crate::driver::{Device, Pinned};
 use crate::packed::Shape;
 use crate::packing::{Piece, pack_all};
+use crate::parameters::expert_cache::RequestExperts;
 
 /// Slots begin at multiples of it.
 const ALIGNMENT: usize = 256;
@@ -34,12 +37,13 @@ pub(crate) fn slot_bytes<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> usi
 /// The experts of a loaded model on one device.
 pub(crate) struct MappedExperts {
     reader: Arc<Reader>,
-    /// What reads the experts of each routing.
-    calls: Vec<HostCall>,
-    /// The addresses of `Buffers::counts`, `Buffers::device_slots` and `Buffers::addresses`.
-    counts: u64,
-    device_slots: u64,
+    /// Answers requests.
+    thread: Option<JoinHandle<()>>,
+    /// The addresses of the buffers of these names.
+    used_at: u64,
     addresses: u64,
+    requests: u64,
+    answers: u64,
 }
 
 /// Reads experts.
@@ -49,6 +53,9 @@ struct Reader {
     layers: Vec<Layer>,
     slot_bytes: usize,
     buffers: Mutex<Buffers>,
+    /// Steps that run: requests come from these alone.
+    steps: AtomicUsize,
+    has_ended: AtomicBool,
     /// Why experts could not be read.
     failure: OnceLock<String>,
 }
@@ -77,21 +84,16 @@ struct Matrices {
 struct Buffers {
     /// [slots, slot_bytes]: of each matrix of an expert its tiles, then their exponents.
     tiles: Pinned<u8>,
-    /// Of the experts of all layers: how often each was chosen, as the device has counted.
-    counts: Pinned<u32>,
-    /// Their slots on the device, or `NO_SLOT`.
-    device_slots: Pinned<u32>,
-    /// Of the matrices of all weights: their addresses in slots, or where they were.
+    /// Of the experts of all layers: the last request when each was chosen.
+    used_at: Pinned<u32>,
+    /// Of the matrices of all weights: their addresses in slots, or 0.
     addresses: Pinned<u64>,
-    /// The counts before the last step.
-    last_counts: Vec<u32>,
-    /// The slot of each expert.
-    slot_of: Vec<Option<usize>>,
-    /// The expert in each slot.
-    experts: Vec<Option<usize>>,
-    /// When each slot was used, in layers of steps.
-    used_at: Vec<u64>,
-    now: u64,
+    /// The number of the last request, and its routing.
+    requests: Pinned<u32>,
+    /// The number of the last request that was answered.
+    answers: Pinned<u32>,
+    /// The layer and the expert in each slot.
+    experts: Vec<Option<(usize, usize)>>,
     /// Experts of each routing that were read.
     reads: Vec<u64>,
 }
@@ -136,28 +138,29 @@ impl MappedExperts {
         let slot_bytes = layers.iter().map(of_layer).max().unwrap_or(0);
         let buffers = Buffers {
             tiles: Pinned::zeroed(device, slots * slot_bytes)?,
-            counts: Pinned::zeroed(device, experts)?,
-            device_slots: Pinned::zeroed(device, experts)?,
+            used_at: Pinned::zeroed(device, experts)?,
             addresses: Pinned::zeroed(device, matrices)?,
-            last_counts: vec![0; experts],
-            slot_of: vec![None; experts],
+            requests: Pinned::zeroed(device, 2)?,
+            answers: Pinned::zeroed(device, 1)?,
             experts: vec![None; slots],
-            used_at: vec![0; slots],
-            now: 0,
             reads: vec![0; layers.len()],
         };
-        let [counts, device_slots] = [&buffers.counts, &buffers.device_slots].map(Pinned::address);
-        let addresses = buffers.addresses.address();
-        let (file, failure) = (Arc::clone(file), OnceLock::new());
-        let routings = layers.len();
-        let buffers = Mutex::new(buffers);
-        let reader = Arc::new(Reader { file, layers, slot_bytes, buffers, failure });
-        let call = |routing: usize| {
-            let reader = Arc::clone(&reader);
-            HostCall::new(move || reader.try_read(routing))
-        };
-        let calls = (0..routings).map(call).collect();
-        Ok(MappedExperts { reader, calls, counts, device_slots, addresses })
+        let (used_at, addresses) = (buffers.used_at.address(), buffers.addresses.address());
+        let (requests, answers) = (buffers.requests.address(), buffers.answers.address());
+        let reader = Arc::new(Reader {
+            file: Arc::clone(file),
+            layers,
+            slot_bytes,
+            buffers: Mutex::new(buffers),
+            steps: AtomicUsize::new(0),
+            has_ended: AtomicBool::new(false),
+            failure: OnceLock::new(),
+        });
+        let answering = Arc::clone(&reader);
+        let answer = move || answering.answer_all([requests, answers]);
+        let thread = thread::Builder::new().name("experts".to_owned()).spawn(answer);
+        let thread = thread.map_err(|error| Error::Config(format!("cuda: no thread: {error}")))?;
+        Ok(MappedExperts { reader, thread: Some(thread), used_at, addresses, requests, answers })
     }
 
     /// Where the addresses of the experts of a routing's weight are.
@@ -165,17 +168,25 @@ impl MappedExperts {
         self.addresses + 8 * self.reader.layers[routing].weights[weight].first as u64
     }
 
-    /// Reads the experts of a layer that the step's rows have chosen, in the stream's order.
-    pub(crate) fn read(&self, device: &Device, routing: usize, from: CachedLayer) -> Result<()> {
-        let Layer { experts, first, .. } = self.reader.layers[routing];
-        let at = |start: u64| start + 4 * first as u64;
-        // SAFETY: both have a number for each expert of the layer, and so has the memory of the
-        // host; graphs end before the experts.
-        unsafe {
-            device.copy(at(self.counts), from.counts, 4 * experts)?;
-            device.copy(at(self.device_slots), from.slots, 4 * experts)?;
-            device.call(&self.calls[routing])
+    /// The request for experts of a routing, whose layer is at this address.
+    pub(crate) fn request(&self, routing: usize, layer: u64) -> RequestExperts {
+        RequestExperts {
+            layer,
+            used_at: self.used_at + 4 * self.reader.layers[routing].first as u64,
+            requests: self.requests,
+            answers: self.answers,
+            routing: routing as u32,
+            padding: 0,
         }
+    }
+
+    /// Answers requests until the result is dropped.
+    pub(crate) fn answer(&self) -> Answering {
+        self.reader.steps.fetch_add(1, Ordering::Release);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+        Answering(Arc::clone(&self.reader))
     }
 
     /// Experts of a routing that were read from the file.
@@ -189,13 +200,54 @@ impl MappedExperts {
     }
 }
 
+/// Requests are answered as long as it is there.
+pub(crate) struct Answering(Arc<Reader>);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.steps.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Drop for MappedExperts {
+    fn drop(&mut self) {
+        self.reader.has_ended.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // What it has failed with was said.
+            let _ = thread.join();
+        }
+    }
+}
+
 impl Reader {
     fn buffers(&self) -> MutexGuard<'_, Buffers> {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn try_read(&self, routing: usize) {
-        let result = catch_unwind(AssertUnwindSafe(|| self.read(routing)));
+    /// Answers requests of steps, until the model is dropped.
+    fn answer_all(&self, [requests, answers]: [u64; 2]) {
+        // SAFETY: the buffers are as long as this has a reader; they are aligned, and the device
+        // and this thread alone access these words while they run.
+        let [request, routing, answer] = [requests, requests + 4, answers]
+            .map(|at| unsafe { AtomicU32::from_ptr(at as *mut u32) });
+        let mut answered = 0;
+        while !self.has_ended.load(Ordering::Acquire) {
+            let number = request.load(Ordering::Acquire);
+            if number != answered {
+                self.try_read(routing.load(Ordering::Relaxed) as usize, number);
+                answered = number;
+                answer.store(number, Ordering::Release);
+            } else if self.steps.load(Ordering::Acquire) == 0 {
+                thread::park();
+            } else {
+                thread::yield_now();
+            }
+        }
+    }
+
+    fn try_read(&self, routing: usize, now: u32) {
+        let result = catch_unwind(AssertUnwindSafe(|| self.read(routing, now)));
         let text = match result {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
@@ -204,38 +256,32 @@ impl Reader {
         self.failure.get_or_init(|| text);
     }
 
-    fn read(&self, routing: usize) -> bodkin_gguf::Result<()> {
+    /// Reads the experts of a layer that were chosen at this request and are not here.
+    fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<()> {
         let layer = &self.layers[routing];
         let mut buffers = self.buffers();
-        let missing = buffers.missing(layer);
-        if missing.is_empty() {
-            return Ok(());
-        }
-        let expert_parts =
-            || missing.iter().flat_map(|&e| layer.weights.iter().map(move |w| (e, w)));
-        for (expert, weight) in expert_parts() {
-            self.file.will_need(&weight.tensor, weight.range(expert));
-        }
-        let slots: Vec<usize> =
-            missing.iter().map(|&expert| buffers.take_slot(layer.first + expert)).collect();
-        for (&slot, &expert) in slots.iter().zip(&missing) {
+        let taken = buffers.take_slots(&self.layers, routing, now);
+        for &(slot, expert) in &taken {
             let start = buffers.tiles.address() + (slot * self.slot_bytes) as u64;
             for weight in &layer.weights {
                 let address = start + weight.offset as u64;
                 buffers.addresses.slice_mut()[weight.first + expert] = address;
             }
         }
-        buffers.reads[routing] += missing.len() as u64;
+        buffers.reads[routing] += taken.len() as u64;
         // Reading mapped pages behind the end of the file would end the process.
         self.file.check_unchanged()?;
+        let parts = || taken.iter().flat_map(|&(_, e)| layer.weights.iter().map(move |w| (e, w)));
+        for (expert, weight) in parts() {
+            self.file.will_need(&weight.tensor, weight.range(expert));
+        }
         let all = buffers.tiles.slice_mut().chunks_exact_mut(self.slot_bytes);
         let mut all: Vec<Option<&mut [u8]>> = all.map(Some).collect();
-        let of_slots = slots.iter().zip(&missing).flat_map(|(&slot, &expert)| {
+        pack_all(taken.iter().flat_map(|&(slot, expert)| {
             let bytes = all[slot].take().expect("each expert has a slot of its own");
             self.pieces(layer, expert, bytes)
-        });
-        pack_all(of_slots);
-        for (expert, weight) in expert_parts() {
+        }));
+        for (expert, weight) in parts() {
             self.file.release_part(&weight.tensor, weight.range(expert));
         }
         Ok(())
@@ -259,42 +305,45 @@ impl Reader {
 
 impl Matrices {
     /// The bytes of an expert in the tensor.
-    fn range(&self, expert: usize) -> std::ops::Range<usize> {
+    fn range(&self, expert: usize) -> Range<usize> {
         expert * self.bytes..(expert + 1) * self.bytes
     }
 }
 
 impl Buffers {
-    /// The experts of a layer that the step has chosen and that are neither here nor on the device.
-    /// Those that are here have been used now.
-    fn missing(&mut self, layer: &Layer) -> Vec<usize> {
-        self.now += 1;
-        let mut missing = Vec::new();
-        for expert in 0..layer.experts {
-            let number = layer.first + expert;
-            let count = self.counts.slice()[number];
-            let was_chosen = std::mem::replace(&mut self.last_counts[number], count) != count;
-            if !was_chosen || self.device_slots.slice()[number] != NO_SLOT {
-                continue;
+    /// Gives slots to the experts of a layer that were chosen at this request and have none, those
+    /// that were used least recently. Returns the slots with their experts.
+    fn take_slots(&mut self, layers: &[Layer], routing: usize, now: u32) -> Vec<(usize, usize)> {
+        let layer = &layers[routing];
+        let used_at = &self.used_at.slice()[layer.first..][..layer.experts];
+        let addresses = &self.addresses.slice()[layer.weights[0].first..][..layer.experts];
+        let is_missing = |&expert: &usize| used_at[expert] == now && addresses[expert] == 0;
+        let missing: Vec<usize> = (0..layer.experts).filter(is_missing).collect();
+        // Requests of a very long time ago seem new when their number overflows.
+        let age = |&(_, expert): &(usize, &Option<(usize, usize)>)| match *expert {
+            None => u32::MAX,
+            Some((of, expert)) => {
+                let used_at = self.used_at.slice()[layers[of].first + expert];
+                // Those of this layer are read in this step.
+                if of == routing && used_at == now { 0 } else { 1 + now.wrapping_sub(used_at) / 2 }
             }
-            match self.slot_of[number] {
-                Some(slot) => self.used_at[slot] = self.now,
-                None => missing.push(expert),
+        };
+        let mut slots: Vec<(u32, usize)> =
+            self.experts.iter().enumerate().map(|slot| (age(&slot), slot.0)).collect();
+        slots.sort_unstable_by(|a, b| b.cmp(a));
+        assert!(
+            missing.is_empty() || slots[missing.len() - 1].0 > 0,
+            "there are slots for all missed experts of a layer"
+        );
+        let taken = slots.into_iter().map(|(_, slot)| slot).zip(missing);
+        let taken: Vec<(usize, usize)> = taken.collect();
+        for &(slot, expert) in &taken {
+            if let Some((of, victim)) = self.experts[slot].replace((routing, expert)) {
+                for weight in &layers[of].weights {
+                    self.addresses.slice_mut()[weight.first + victim] = 0;
+                }
             }
         }
-        missing
-    }
-
-    /// Gives an expert the slot that was used least recently.
-    fn take_slot(&mut self, number: usize) -> usize {
-        let slots = 0..self.experts.len();
-        let slot = slots.min_by_key(|&slot| self.used_at[slot]).expect("there is a slot");
-        assert!(self.used_at[slot] < self.now, "there are slots for all missed experts of a layer");
-        self.used_at[slot] = self.now;
-        if let Some(victim) = self.experts[slot].replace(number) {
-            self.slot_of[victim] = None;
-        }
-        self.slot_of[number] = Some(slot);
-        slot
+        taken
     }
 }

@@ -202,7 +202,7 @@ impl CudaModel {
     }
 
     /// If experts stay in the file.
-    fn mapped_experts(&self) -> Option<&MappedExperts> {
+    pub(crate) fn mapped_experts(&self) -> Option<&MappedExperts> {
         self.expert_cache.as_ref()?.mapped.as_ref()
     }
 
@@ -428,6 +428,7 @@ impl Model for CudaModel {
     }
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
+        let _answering = self.mapped_experts().map(MappedExperts::answer);
         let result = if self.needs_no_host_sampler(&step) {
             let launch = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
                 parts.iter_mut().try_for_each(|part| part.launch_stages(batch, end_of_step))

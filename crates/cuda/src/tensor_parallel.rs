@@ -13,6 +13,7 @@ use bodkin_model::Plan;
 
 use crate::driver::{Columns, Event};
 use crate::lower::{Gather, Stage, Work};
+use crate::mapped_experts::{Answering, MappedExperts};
 use crate::model::{CudaModel, StepEnd};
 use crate::observe;
 use crate::step::{Size, Step};
@@ -207,6 +208,8 @@ impl Model for TensorParallel {
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
         // A poisoned lock guards nothing.
         let _alone = STEPS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapped = self.parts.iter().filter_map(CudaModel::mapped_experts);
+        let _answering: Vec<Answering> = mapped.map(MappedExperts::answer).collect();
         let are_connected = matches!(self.exchange, Exchange::Stores);
         let result = if are_connected && self.parts[0].needs_no_host_sampler(&step) {
             let TensorParallel { parts, exchange, .. } = self;

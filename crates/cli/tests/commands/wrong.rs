@@ -267,12 +267,21 @@ fn flags_that_make_no_sense_are_named() {
         let error = failure(&place.run(&[&["run", &model], &SHORT[..], flags].concat()));
         assert!(needles.iter().all(|needle| error.contains(needle)), "{flags:?}: {error}");
     }
-    for (budget, expected) in [("1 GB", "24G, or 40%"), ("101%", "0% to 100%")] {
-        let output = place.run(&["run", &model, "--expert-budget", budget]);
-        assert_eq!(output.status.code(), Some(2), "{budget}");
+    for (flag, value, expected) in [
+        ("--expert-budget", "1 GB", "24G, or 40%"),
+        ("--expert-budget", "101%", "0% to 100%"),
+        ("--experts", "disk", "expected auto, mmap, or mmap:SIZE"),
+        ("--experts", "mmap:1 GB", "32M or 24G"),
+    ] {
+        let output = place.run(&["run", &model, flag, value]);
+        assert_eq!(output.status.code(), Some(2), "{value}");
         let error = String::from_utf8(output.stderr).unwrap();
-        assert!(error.contains("--expert-budget") && error.contains(expected), "{error}");
+        assert!(error.contains(flag) && error.contains(expected), "{error}");
     }
+    let output = place.run(&[&["run", &model, "--experts", "mmap"], &SHORT[..]].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("experts mmap changes nothing: the model has no experts"), "{said}");
     let mut command = place.bodkin(&[&["run", &model], &SHORT[..]].concat());
     let error = failure(&command.env("BODKIN_CPU", "nonsense").output().unwrap());
     assert!(error.contains("BODKIN_CPU") && error.contains("portable"), "{error}");

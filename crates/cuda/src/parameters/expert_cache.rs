@@ -47,6 +47,18 @@ parameters! {
         experts: u32, weight_count: u32,
     }
 
+    /// A request for a layer's chosen experts that are in the model's file.
+    struct RequestExperts: 40 {
+        layer: (const CachedLayer *),
+        /// [experts], in memory of the host: the last request when each was chosen
+        used_at: (u32 *),
+        /// [2], there: the number of the last request, and its routing
+        requests: (u32 *),
+        /// there: the number of the last request that was answered
+        answers: (const u32 *),
+        routing: u32, padding: u32,
+    }
+
     /// The update of the caches of some layers, one behind the other.
     struct UpdateExpertCache: 16 {
         layers: (const CachedLayer *),

@@ -17,8 +17,11 @@ impl Step<'_> {
         match self.at.expert_cache.get(routing) {
             Some(&Some(layer)) => {
                 if let Some(mapped) = self.mapped_experts {
-                    mapped.read(self.device, routing, layer)?;
-                    self.device.serialize_next_launch();
+                    self.device.label("experts from the file");
+                    let request = mapped.request(routing, layer.address);
+                    let kernel = self.kernels.request_experts;
+                    // SAFETY: the addresses are those of the loaded model.
+                    unsafe { self.device.launch(kernel, [1; 3], THREADS, 0, &request) }?;
                 }
                 self.update(layer, 1, false)
             }
@@ -29,15 +32,17 @@ impl Step<'_> {
     /// Gives slots to the experts that the persistent kernel has chosen, for the next step.
     pub(crate) fn update_expert_cache(&self) -> Result<()> {
         let layers = || self.at.expert_cache.iter().flatten();
-        let Some(&first) = layers().next() else { return Ok(()) };
-        let experts = layers().map(|layer| layer.experts).max().unwrap_or(0);
-        self.update(CachedLayer { experts, ..first }, layers().count(), true)
+        let first = layers().next().map(|first| first.address);
+        let Some((address, experts)) = first.zip(layers().map(|layer| layer.experts).max()) else {
+            return Ok(());
+        };
+        self.update(CachedLayer { address, experts }, layers().count(), true)
     }
 
     /// Updates `count` layers, one behind the other in the list, none with more experts than this.
     fn update(
         &self,
-        CachedLayer { address, experts, .. }: CachedLayer,
+        CachedLayer { address, experts }: CachedLayer,
         count: usize,
         uses_spares: bool,
     ) -> Result<()> {
