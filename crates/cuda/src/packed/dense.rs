@@ -21,8 +21,9 @@
 //! ```
 
 use bodkin_gguf::format::Group;
-use bytemuck::cast_slice_mut;
+use bytemuck::{cast_slice, cast_slice_mut};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use super::layout::{MmaLayout, PackedLayout};
 use crate::constants::{CHUNK_COLS, CODE_UNIT, INPUT_DIVISOR};
@@ -69,11 +70,14 @@ pub(super) fn pack_f16(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
     let unit = power_of_two(max_abs(values.iter().copied()));
     let (g, high) = (r % 8, r / 8);
     let chunks = tile.chunks_exact_mut(MmaLayout::F16.chunk_bytes());
+    let (mut divided, mut halves) = ([0.0; CHUNK_COLS], [f16::ZERO; CHUNK_COLS]);
     for (chunk, values) in chunks.zip(values.chunks(CHUNK_COLS)) {
-        for (column, &x) in values.iter().enumerate() {
-            let (lane, i) = (4 * g + column / 16, column % 16);
-            let at = 512 * (2 * high + i / 8) + 16 * lane + 2 * (i % 8);
-            chunk[at..at + 2].copy_from_slice(&f16::from_f32(x / unit).to_le_bytes());
+        divided.iter_mut().zip(values).for_each(|(to, x)| *to = x / unit);
+        halves.convert_from_f32_slice(&divided);
+        for (eighth, halves) in halves[..values.len()].chunks(8).enumerate() {
+            let (lane, i) = (4 * g + eighth / 2, eighth % 2);
+            let to = &mut chunk[512 * (2 * high + i) + 16 * lane..][..2 * halves.len()];
+            to.copy_from_slice(cast_slice(halves.reinterpret_cast()));
         }
     }
     unit * INPUT_DIVISOR
@@ -199,43 +203,54 @@ fn pack_codes(
     let numbers = row
         .iter()
         .flat_map(|g| [g.scales[0], g.scales[1], g.mins[0] / USUAL_MIN, g.mins[1] / USUAL_MIN]);
-    let (code_bytes, put_codes, one): (usize, PutCodes, f32) = match layout {
-        MmaLayout::U4 | MmaLayout::S4x16 => (512, put_nibble_pairs, CODE_UNIT),
-        MmaLayout::Iq4 | MmaLayout::Codebook => (512, put_nibbles, CODE_UNIT),
-        MmaLayout::U2x16 => (256, put_twos, CODE_UNIT),
-        MmaLayout::U5 => (640, put_fives, CODE_UNIT),
-        MmaLayout::S6x16 => (768, put_sixes, CODE_UNIT),
-        MmaLayout::Fp4 => (512, put_floats, FLOAT_CODE_UNIT),
-        _ => (1024, put_bytes, CODE_UNIT),
-    };
+    let one = if layout == MmaLayout::Fp4 { FLOAT_CODE_UNIT } else { CODE_UNIT };
     let unit = code_unit(max_abs(numbers), one);
-    let chunks = tile.chunks_exact_mut(layout.chunk_bytes());
-    for (chunk, groups) in chunks.zip(row.chunks(2)) {
-        let (codes, scales) = chunk.split_at_mut(code_bytes);
-        for (j, group) in groups.iter().enumerate() {
-            for (part, half) in group.codes.chunks_exact(16).enumerate() {
-                put_codes(codes, 4 * (r % 8) + 2 * j + part, r / 8, half);
-            }
-            put_scales(cast_slice_mut(scales), group, j, unit);
-        }
+    let chunks = tile.chunks_exact_mut(layout.chunk_bytes()).zip(row.chunks(2));
+    let put_scales = |scales: &mut [u16], group: &Group, j| put_scales(scales, group, j, unit);
+    match layout {
+        MmaLayout::U4 | MmaLayout::S4x16 => put_all(chunks, 512, r, put_nibble_pairs, put_scales),
+        MmaLayout::Iq4 | MmaLayout::Codebook => put_all(chunks, 512, r, put_nibbles, put_scales),
+        MmaLayout::U2x16 => put_all(chunks, 256, r, put_twos, put_scales),
+        MmaLayout::U5 => put_all(chunks, 640, r, put_fives, put_scales),
+        MmaLayout::S6x16 => put_all(chunks, 768, r, put_sixes, put_scales),
+        MmaLayout::Fp4 => put_all(chunks, 512, r, put_floats, put_scales),
+        _ => put_all(chunks, 1024, r, put_bytes, put_scales),
     }
     unit * INPUT_DIVISOR
 }
 
-/// Writes 16 codes of a lane to a chunk's codes, for the lower or upper eight rows of the tile.
-type PutCodes = fn(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]);
+/// Writes the groups of a row to its chunks: of each lane 16 codes, for the lower or upper eight
+/// rows of the tile, and behind all codes the scales.
+fn put_all<'a>(
+    chunks: impl Iterator<Item = (&'a mut [u8], &'a [Group])>,
+    code_bytes: usize,
+    r: usize,
+    put_codes: impl Fn(&mut [u8], usize, usize, &[u8; 16]),
+    put_scales: impl Fn(&mut [u16], &Group, usize),
+) {
+    for (chunk, groups) in chunks {
+        let (codes, scales) = chunk.split_at_mut(code_bytes);
+        for (j, group) in groups.iter().enumerate() {
+            let (parts, _) = group.codes.as_chunks();
+            for (part, half) in parts.iter().enumerate() {
+                put_codes(codes, 4 * (r % 8) + 2 * j + part, r / 8, half);
+            }
+            put_scales(cast_slice_mut(scales), group, j);
+        }
+    }
+}
 
-fn put_bytes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+fn put_bytes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
     chunk[512 * high + 16 * lane..][..16].copy_from_slice(codes);
 }
 
 /// Neighbours lie 16 bits apart, in the two halves of a register.
-fn put_nibble_pairs(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+fn put_nibble_pairs(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
     put_words(chunk, lane, high, codes, |i, code| code << (4 * (i / 2 + 4 * (i % 2))));
 }
 
 /// Neighbours lie 16 bits apart, in one word.
-fn put_twos(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+fn put_twos(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
     let codes = codes.iter().enumerate();
     let word = codes.fold(0, |word, (i, &code)| word | u32::from(code) << (i / 2 * 2 + i % 2 * 16));
     chunk[8 * lane + 4 * high..][..4].copy_from_slice(&word.to_le_bytes());
@@ -243,7 +258,7 @@ fn put_twos(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
 
 /// Nibbles in pairs, and a word with the fifth bits of the lane's codes. Those of the four steps of
 /// `mma` and both rows are shifted above the nibbles together.
-fn put_fives(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+fn put_fives(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
     put_above(chunk, (lane, high), codes, 512 + 4 * lane, |step| {
         let i = 2 * step + high;
         i + i / 4 * 4
@@ -252,7 +267,7 @@ fn put_fives(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
 
 /// The same with a word of two bits for each row. The reader's codes are numbers from -32 to 31,
 /// plus 128.
-fn put_sixes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+fn put_sixes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
     let codes: [u8; 16] = std::array::from_fn(|i| codes[i].wrapping_sub(128 - 32));
     debug_assert!(codes.iter().all(|&code| code < 64));
     let word = 512 + 8 * lane + 4 * high;
@@ -264,7 +279,7 @@ fn put_sixes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
 fn put_above(
     chunk: &mut [u8],
     (lane, high): (usize, usize),
-    codes: &[u8],
+    codes: &[u8; 16],
     word: usize,
     place: impl Fn(usize) -> usize,
 ) {
@@ -280,12 +295,12 @@ fn put_above(
     word.copy_from_slice(&bits.to_le_bytes());
 }
 
-fn put_nibbles(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+fn put_nibbles(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
     put_words(chunk, lane, high, codes, |i, code| code << (4 * i));
 }
 
 /// Neighbours lie 16 bits apart; a half has four signs above four magnitudes.
-fn put_floats(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8]) {
+fn put_floats(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
     const SIGNS: [u32; 4] = [15, 12, 14, 13];
     const MAGNITUDES: [u32; 4] = [9, 6, 3, 0];
     put_words(chunk, lane, high, codes, |i, code| {
@@ -298,7 +313,7 @@ fn put_words(
     chunk: &mut [u8],
     lane: usize,
     high: usize,
-    codes: &[u8],
+    codes: &[u8; 16],
     place: impl Fn(usize, u32) -> u32,
 ) {
     let words = &mut chunk[16 * lane + 8 * high..][..8];
