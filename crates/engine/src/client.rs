@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
-use bodkin_backend::SamplingParams;
+use bodkin_backend::{SamplingParams, are_samplable};
 
 use crate::error::Error;
 use crate::events::{Update, UpdateSink};
+use crate::grammar::Matcher;
 use crate::logprobs::logprobs;
 use crate::request::{FinishReason, Logprobs, Request, Timings, Usage};
 use crate::sampler::Sampler;
@@ -46,6 +47,8 @@ pub(crate) struct Client {
     /// Without its prompt.
     request: Request,
     sampler: Sampler,
+    /// Follows its constraint.
+    matcher: Option<Matcher>,
     sink: UpdateSink,
     cancelled: Arc<AtomicBool>,
     usage: Usage,
@@ -55,13 +58,21 @@ pub(crate) struct Client {
     open: OpenRequest,
 }
 
+/// Why a row of logits gives no token.
+pub(crate) enum RowError {
+    /// NaN or infinity.
+    NonFinite,
+    /// The request's constraint exceeds a limit, or allows none.
+    Constraint(Error),
+}
+
 /// A token of a step's output row.
 pub(crate) type RowToken = (u32, Option<Box<Logprobs>>);
 
 impl Client {
     pub(crate) fn new(
         request: Request,
-        sampler: Sampler,
+        (sampler, matcher): (Sampler, Option<Matcher>),
         sink: UpdateSink,
         cancelled: Arc<AtomicBool>,
         open: OpenRequest,
@@ -69,6 +80,7 @@ impl Client {
         Client {
             request,
             sampler,
+            matcher,
             sink,
             cancelled,
             usage: Usage::default(),
@@ -108,7 +120,9 @@ impl Client {
 
     /// Whether the model can sample its tokens.
     pub(crate) fn is_model_sampled(&self) -> bool {
-        self.request.logprobs.is_none() && self.sampler.can_run_on_backend()
+        self.request.logprobs.is_none()
+            && self.matcher.is_none()
+            && self.sampler.can_run_on_backend()
     }
 
     /// How the model samples the next `steps` tokens; none if the request's own sampler does.
@@ -122,12 +136,29 @@ impl Client {
         (token, None)
     }
 
-    /// Samples a token from its logits; none if they are not finite.
-    pub(crate) fn sample(&mut self, logits: &[f32]) -> Option<RowToken> {
-        let token = self.sampler.sample(logits)?;
-        self.sampler.accept(token);
+    /// Samples a token from its logits, of which a constraint masks some.
+    pub(crate) fn sample(&mut self, logits: &mut [f32]) -> Result<RowToken, RowError> {
         let top = self.request.logprobs;
-        Some((token, top.map(|top| Box::new(logprobs(logits, token, top)))))
+        if let Some(matcher) = &mut self.matcher {
+            if !are_samplable(logits) {
+                return Err(RowError::NonFinite);
+            }
+            if top.is_some() {
+                matcher.keep(logits);
+            }
+            matcher.mask(logits).map_err(RowError::Constraint)?;
+        }
+        let token = self.sampler.sample(logits).ok_or(RowError::NonFinite)?;
+        self.sampler.accept(token);
+        let mut logits = &*logits;
+        if let Some(matcher) = &mut self.matcher {
+            if logits[token as usize] == f32::NEG_INFINITY {
+                return Err(RowError::Constraint(matcher.excluded()));
+            }
+            matcher.accept(token).map_err(RowError::Constraint)?;
+            logits = matcher.unmasked();
+        }
+        Ok((token, top.map(|top| Box::new(logprobs(logits, token, top)))))
     }
 
     /// Whether it wants the log-probabilities of its prompt.
@@ -157,13 +188,15 @@ impl Client {
     ) -> Option<FinishReason> {
         self.first_token.get_or_insert_with(Instant::now);
         self.usage.generated_tokens += 1;
-        let is_end_token = tokenizer.is_end_of_generation(id) && !self.request.ignore_end;
+        let is_complete = self.matcher.as_ref().is_some_and(Matcher::is_complete);
+        let is_end_token = tokenizer.is_end_of_generation(id);
+        let is_end_token = is_end_token && (is_complete || !self.request.ignore_end);
         let is_end_token = is_end_token || self.request.stop_tokens.contains(&id);
         let is_reported = !is_end_token || self.scores_prompt();
         if is_reported && !(self.sink)(Update::Token { id, logprobs, is_end_token }) {
             return Some(FinishReason::Cancelled);
         }
-        if is_end_token {
+        if is_end_token || is_complete {
             return Some(FinishReason::End);
         }
         let is_last = self.request.max_tokens == Some(self.usage.generated_tokens);

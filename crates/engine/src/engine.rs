@@ -1,8 +1,8 @@
 //! An engine as its clients see it: submit a request, read its events.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use bodkin_backend::{Limits, Model};
@@ -11,6 +11,7 @@ use bodkin_model::Plan;
 use crate::client::{Client, OpenRequest};
 use crate::error::{Error, Result};
 use crate::events::{EventDecoder, Events, UpdateSink};
+use crate::grammar::{Compiler, Matcher};
 use crate::pages::Pages;
 use crate::prefix_store::PrefixStore;
 use crate::request::Request;
@@ -79,6 +80,8 @@ impl EngineOptions {
 /// A loaded model that answers requests.
 pub struct Engine {
     tokenizer: Arc<Tokenizer>,
+    /// Compiles constraints, from the first one on.
+    compiler: OnceLock<std::result::Result<Compiler, String>>,
     context: usize,
     vocabulary: usize,
     /// The most requests at a time, running and waiting.
@@ -127,6 +130,7 @@ impl Engine {
         let worker = thread.spawn(move || worker.run(&receiver)).map_err(Error::Thread)?;
         Ok(Engine {
             tokenizer,
+            compiler: OnceLock::new(),
             context,
             vocabulary,
             most_open: options.parallel.saturating_add(options.queue),
@@ -150,7 +154,8 @@ impl Engine {
     /// Queues a request.
     ///
     /// # Errors
-    /// If the request can never run, the queue is full, or the engine has failed.
+    /// If the request can never run, its constraint is not valid, the queue is full, or the engine
+    /// has failed.
     pub fn submit(&self, request: Request) -> Result<Events> {
         let (sender, receiver) = mpsc::channel();
         let sink = Box::new(move |update| sender.send(update).is_ok());
@@ -164,9 +169,10 @@ impl Engine {
     /// As [`Engine::submit`].
     pub fn submit_to(&self, request: Request, sink: UpdateSink) -> Result<EventDecoder> {
         let max_tokens = self.check(&request)?;
+        let matcher = self.compile(&request)?;
         let place = OpenRequest::new(&self.status, self.most_open);
         let place = place.ok_or(Error::QueueFull { limit: self.queue })?;
-        self.enqueue(request, max_tokens, sink, place)
+        self.enqueue(request, matcher, max_tokens, sink, place)
     }
 
     /// Queues requests that belong together: all of them, or none.
@@ -178,14 +184,48 @@ impl Engine {
         self.check_count(count)?;
         let max_tokens = requests.iter().map(|(request, _)| self.check(request));
         let max_tokens = max_tokens.collect::<Result<Vec<_>>>()?;
+        let matchers = self.compile_all(requests.iter().map(|(request, _)| request))?;
         let places = OpenRequest::several(&self.status, count, limit)
             .ok_or(Error::QueueFull { limit: self.queue })?;
         // If one is refused, dropping the decoders of those before it cancels them.
-        let all = requests.into_iter().zip(max_tokens).zip(places);
-        all.map(|(((request, sink), max_tokens), place)| {
-            self.enqueue(request, max_tokens, sink, place)
+        let all = requests.into_iter().zip(matchers).zip(max_tokens).zip(places);
+        all.map(|((((request, sink), matcher), max_tokens), place)| {
+            self.enqueue(request, matcher, max_tokens, sink, place)
         })
         .collect()
+    }
+
+    /// Compiles a request's constraint, on the thread that submits it.
+    fn compile(&self, request: &Request) -> Result<Option<Matcher>> {
+        let Some(constraint) = &request.constraint else { return Ok(None) };
+        let compiler = self.compiler.get_or_init(|| Compiler::new(&self.tokenizer));
+        let wrong = |message: &String| Error::Constraint {
+            field: constraint.field.clone(),
+            message: message.clone(),
+        };
+        let compiler = compiler.as_ref().map_err(wrong)?;
+        compiler.compile(constraint, request.reasoning).map(Some)
+    }
+
+    /// As [`Engine::compile`], once for requests in a row that have the same one.
+    fn compile_all<'a>(
+        &self,
+        requests: impl Iterator<Item = &'a Request>,
+    ) -> Result<Vec<Option<Matcher>>> {
+        let mut matchers: Vec<Option<Matcher>> = Vec::new();
+        let mut last: Option<&Request> = None;
+        for request in requests {
+            let constraints = [last, Some(request)].map(|it| it?.constraint.as_ref());
+            let is_same = matches!(constraints, [Some(a), Some(b)] if Arc::ptr_eq(a, b))
+                && last.is_some_and(|last| last.reasoning == request.reasoning);
+            let matcher = match matchers.last() {
+                Some(Some(matcher)) if is_same => Some(matcher.copy()),
+                _ => self.compile(request)?,
+            };
+            matchers.push(matcher);
+            last = Some(request);
+        }
+        Ok(matchers)
     }
 
     /// Refuses what [`Engine::submit_all`] would refuse of requests for `choices` answers to each
@@ -211,6 +251,7 @@ impl Engine {
     fn enqueue(
         &self,
         mut request: Request,
+        matcher: Option<Matcher>,
         max_tokens: usize,
         sink: UpdateSink,
         open: OpenRequest,
@@ -221,7 +262,7 @@ impl Engine {
         let decoder =
             EventDecoder::new(Arc::clone(&self.tokenizer), &request, Arc::clone(&cancelled));
         let prompt = std::mem::take(&mut request.prompt);
-        let client = Client::new(request, sampler, sink, cancelled, open);
+        let client = Client::new(request, (sampler, matcher), sink, cancelled, open);
         let (client, messages) = (Box::new(client), Arc::downgrade(self.messages()));
         let message = Message::Submit { client, prompt, max_tokens, messages };
         self.messages().send(message).map_err(|_| self.failure())?;

@@ -56,6 +56,14 @@ pub enum Error {
         /// The given value.
         found: String,
     },
+    /// A constraint is not valid, is not supported, or exceeds a limit, maybe within an answer.
+    #[error("{field}: {message}")]
+    Constraint {
+        /// The field or flag that it comes from.
+        field: String,
+        /// What is wrong with it.
+        message: String,
+    },
     /// A text is too long for the tokenizer's 32-bit offsets.
     #[error("text of {bytes} bytes, at most {limit}")]
     LongText {

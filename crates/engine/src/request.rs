@@ -1,6 +1,10 @@
 //! What clients send and what they get back.
 
+use std::sync::Arc;
+
 use crate::error::Error;
+use crate::grammar::Constraint;
+use crate::reasoning::Reasoning;
 use crate::sampler::SamplerOptions;
 
 /// A prompt, and how to go on from it.
@@ -13,6 +17,11 @@ pub struct Request {
     /// The most generated tokens; without it, generation stops at the end of the context. With 0
     /// the prompt is read and nothing is generated.
     pub max_tokens: Option<usize>,
+    /// What the answer must be. It ends where nothing more may follow, also with `ignore_end`.
+    pub constraint: Option<Arc<Constraint>>,
+    /// How the answer may begin with reasoning, to which the constraint does not apply; without it
+    /// the constraint applies from the first token.
+    pub reasoning: Option<Reasoning>,
     /// Stop where one of these texts begins; it is not part of the output.
     pub stop: Vec<String>,
     /// Stop at one of these tokens, besides the model's own end tokens.
@@ -70,7 +79,7 @@ pub enum Event {
     Error(Error),
 }
 
-/// Natural logarithms of probabilities, before penalties, temperature and truncation.
+/// Natural logarithms of probabilities, before constraints, penalties, temperature and truncation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     /// Of the sampled token, or of the prompt's.
@@ -82,7 +91,7 @@ pub struct Logprobs {
 /// Why a request ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model's own end token, or one of the request's stop tokens.
+    /// The model's own end token, one of the request's stop tokens, or the end of its constraint.
     End,
     /// This stop string.
     Stop(String),

@@ -13,7 +13,7 @@ use bodkin_backend::{
     ExpertTimes, Model, OutputRequest, SamplingParams, Span, StateBlock, Step, Transfer,
 };
 
-use crate::client::Client;
+use crate::client::{Client, RowError};
 use crate::error::{Error, Result, panic_text};
 use crate::logits_rows;
 use crate::nonfinite;
@@ -335,22 +335,22 @@ impl Worker {
         copy(&mut *self.model, &results.checkpoints)?;
         self.count_step(&results, seconds);
         // A prompt that is scored has several rows, each of which may end it.
-        results
-            .ended
-            .sort_unstable_by_key(|(index, end)| (std::cmp::Reverse(*index), end.is_some()));
+        results.ended.sort_unstable_by_key(|(index, end)| (std::cmp::Reverse(*index), end.is_ok()));
         results.ended.dedup_by_key(|(index, _)| *index);
         let (mut ended, mut saved) = (Vec::new(), Ok(()));
         for (index, end) in results.ended {
-            if let Some(reason) = end {
-                saved = saved.and_then(|()| self.save(index));
-                ended.push((self.scheduler.finish(index).owner, Ok(reason)));
-                continue;
-            }
-            // NaN in its KV cache would spread to requests with the same prefix.
-            let task = self.scheduler.discard(index);
-            let pages = self.scheduler.pages_mut();
-            let error = nonfinite::error(&mut *self.model, pages, &task.tokens);
-            ended.push((task.owner, Err(error)));
+            let end = match end {
+                Ok(reason) => {
+                    saved = saved.and_then(|()| self.save(index));
+                    Ok(reason)
+                }
+                Err(RowError::Constraint(error)) => Err(error),
+                Err(RowError::NonFinite) => {
+                    ended.push(self.discard_non_finite(index));
+                    continue;
+                }
+            };
+            ended.push((self.scheduler.finish(index).owner, end));
         }
         // Who reads that a request has ended sees it in the statistics, too.
         self.publish();
@@ -361,6 +361,15 @@ impl Worker {
             }
         }
         saved
+    }
+
+    /// Ends a running request whose logits are not finite. NaN in its KV cache would spread to
+    /// requests with the same prefix.
+    fn discard_non_finite(&mut self, index: usize) -> (Box<Client>, Result<FinishReason>) {
+        let task = self.scheduler.discard(index);
+        let pages = self.scheduler.pages_mut();
+        let error = nonfinite::error(&mut *self.model, pages, &task.tokens);
+        (task.owner, Err(error))
     }
 
     /// Adds a call of the model to the totals.
@@ -418,27 +427,25 @@ impl Worker {
                 let token = match row {
                     OutputRequest::Token(_) => {
                         let token = tokens.next().expect("a token for each row that asks for one");
-                        token.map(|token| client.accept(token))
+                        token.map(|token| client.accept(token)).ok_or(RowError::NonFinite)
                     }
                     OutputRequest::Logits => computed.next().expect("the token of its logits"),
                 };
-                let Some(token) = token else {
-                    results.ended.push((index, None));
-                    continue;
-                };
+                let token = token.map_err(|error| results.ended.push((index, Err(error))));
+                let Ok(token) = token else { continue };
                 if next < task.prompt {
                     client.report_prompt(token);
                     continue;
                 }
                 if is_full {
-                    results.ended.push((index, Some(FinishReason::Length)));
+                    results.ended.push((index, Ok(FinishReason::Length)));
                     continue;
                 }
                 results.generated += 1;
                 let (id, end) = (token.0, client.report(token, tokenizer));
                 let is_full = end.is_none() && !scheduler.push_token(index, id);
                 let end = end.or_else(|| is_full.then_some(FinishReason::Context));
-                results.ended.extend(end.map(|end| (index, Some(end))));
+                results.ended.extend(end.map(|end| (index, Ok(end))));
             }
             inbox.extend(messages.try_iter());
             let is_cancelled = scheduler.running().iter().any(|task| task.owner.is_cancelled());
@@ -471,8 +478,8 @@ struct StepResults {
     generated: usize,
     /// Blocks to copy.
     checkpoints: Copies,
-    /// Running tasks that end, and how; none if their logits are not finite.
-    ended: Vec<(usize, Option<FinishReason>)>,
+    /// Running tasks that end, and how.
+    ended: Vec<(usize, std::result::Result<FinishReason, RowError>)>,
 }
 
 /// Copies blocks of the state of sequences.

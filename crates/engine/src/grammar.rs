@@ -1,0 +1,245 @@
+//! What an answer must be: a JSON schema or a regular expression becomes the set of tokens that may
+//! come next (its mask), by the library llguidance. It must not know models, sampling or HTTP.
+//!
+//! Schemas come from strangers. Each is checked and compiled on the thread that submits it, with
+//! limits on its size, its depth and the work per token, so that it is refused before the first
+//! token, and one that exceeds a limit later ends its own request alone.
+
+mod errors;
+mod matcher;
+mod schema;
+#[cfg(test)]
+mod tests;
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::thread;
+
+use llguidance::api::{GrammarInit, GrammarWithLexer, ParserLimits, TopLevelGrammar};
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{
+    ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie,
+};
+use llguidance::{JsonCompileOptions, ParserFactory, panic_utils};
+use serde_json::{Value, json};
+
+use self::errors::message;
+pub(crate) use self::matcher::Matcher;
+use crate::error::{Error, Result};
+use crate::reasoning::Reasoning;
+use crate::tokenizer::Tokenizer;
+
+/// What the text of an answer must be. Reasoning before it is free.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Constraint {
+    /// The field or flag that it comes from, which errors name.
+    pub field: String,
+    /// What it asks for.
+    pub grammar: Grammar,
+}
+
+/// A language that an answer must be in.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Grammar {
+    /// JSON that satisfies this schema: `true` or an object. Between its tokens there are at most
+    /// two spaces, or a line break and an indentation.
+    JsonSchema(Value),
+    /// A text that this regular expression matches as a whole.
+    Regex(String),
+}
+
+impl Constraint {
+    /// Checks what does not depend on a model's vocabulary. A request with the constraint may still
+    /// be refused.
+    ///
+    /// # Errors
+    /// If it is not valid, has a part that is not supported, or exceeds a limit.
+    pub fn check(&self) -> Result<()> {
+        self.on_large_stack(|grammar| {
+            let grammar = GrammarInit::Serialized(top_level(grammar)?);
+            let check = || grammar.to_internal(None, limits());
+            let found = panic_utils::catch_unwind(AssertUnwindSafe(check));
+            found.map(|_| ()).map_err(|error| message(&error.to_string()))
+        })
+    }
+
+    /// Runs something on a thread with a large stack: the caller's may be small, and what is too
+    /// much for it would end the process.
+    fn on_large_stack<T: Send>(
+        &self,
+        work: impl FnOnce(&Grammar) -> std::result::Result<T, String> + Send,
+    ) -> Result<T> {
+        let wrong = |message| Error::Constraint { field: self.field.clone(), message };
+        thread::scope(|scope| {
+            let thread = thread::Builder::new().stack_size(STACK_BYTES);
+            let thread = thread.spawn_scoped(scope, || work(&self.grammar));
+            let panicked = |_| Err("compiling it panicked".to_owned());
+            thread.map_err(Error::Thread)?.join().unwrap_or_else(panicked).map_err(wrong)
+        })
+    }
+}
+
+impl Grammar {
+    /// Any JSON object.
+    pub fn json_object() -> Grammar {
+        Grammar::JsonSchema(json!({ "type": "object" }))
+    }
+
+    /// One of these texts.
+    pub fn choice(texts: &[String]) -> Grammar {
+        let texts: Vec<String> = texts.iter().map(|text| escape(text)).collect();
+        Grammar::Regex(format!("({})", texts.join("|")))
+    }
+}
+
+/// White space between the tokens of JSON. Without an end, a model may write nothing else.
+const WHITE_SPACE: &str = r"[ \t]{1,2}|\n[ \t]{0,64}";
+
+/// The longest regular expression, in bytes.
+const REGEX_BYTES: usize = 1 << 16;
+
+/// The most bytes of all tokens. The trie has at most a node for each, and room for 2^22 nodes.
+const TRIE_BYTES: usize = (1 << 22) - 2;
+
+/// The longest token that an answer with a constraint can have, in bytes: the trie has room for
+/// 1024.
+const TOKEN_BYTES: usize = 1000;
+
+/// The stack of a thread that compiles, of which only what is used takes memory. A level of a
+/// schema takes up to 20 KB in a debug build, and [`schema::MAX_DEPTH`] bounds the levels.
+const STACK_BYTES: usize = 64 << 20;
+
+/// What a constraint may take.
+fn limits() -> ParserLimits {
+    ParserLimits {
+        // 20 ms of work for the lexer before the first token; 500 KB of schemas of hospitals take
+        // half of it.
+        initial_lexer_fuel: 1_000_000,
+        max_grammar_size: 500_000,
+        // For each token: 15 ms of work for the lexer, 3 ms for the parser.
+        step_lexer_fuel: 200_000,
+        step_max_items: 50_000,
+        max_items_in_row: 2000,
+        // A state takes up to 2 KB: 40 MB for a request.
+        max_lexer_states: 20_000,
+        // Time before the first token that most answers do not get back.
+        precompute_large_lexemes: false,
+        // These repeat the answer and the grammar.
+        verbose_errors: false,
+    }
+}
+
+/// Compiles constraints for one tokenizer.
+pub(crate) struct Compiler {
+    tokenizer: Arc<Tokenizer>,
+    factory: ParserFactory,
+}
+
+impl Compiler {
+    /// Builds the trie of the vocabulary, which takes a second for the largest.
+    pub(crate) fn new(tokenizer: &Arc<Tokenizer>) -> std::result::Result<Compiler, String> {
+        let words = words(tokenizer);
+        let bytes: usize = words.iter().map(Vec::len).sum();
+        if bytes > TRIE_BYTES {
+            return Err(format!(
+                "the vocabulary has {bytes} bytes of text; constraints need at most {TRIE_BYTES}"
+            ));
+        }
+        let ends = tokenizer.ends_of_generation();
+        let end = ends.first().copied().unwrap_or(INVALID_TOKEN);
+        let mut trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), &words);
+        if !ends.is_empty() {
+            trie = trie.with_eos_tokens(ends);
+        }
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let slices = SlicedBiasComputer::json_slices();
+        let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
+        let mut factory = factory.map_err(|error| error.to_string())?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        Ok(Compiler { tokenizer: Arc::clone(tokenizer), factory })
+    }
+
+    /// Compiles a constraint, with what `reasoning` comes before the answer.
+    ///
+    /// # Errors
+    /// If it is not valid, has a part that is not supported, or exceeds a limit.
+    pub(crate) fn compile(
+        &self,
+        constraint: &Constraint,
+        reasoning: Option<Reasoning>,
+    ) -> Result<Matcher> {
+        let matcher = constraint.on_large_stack(|grammar| {
+            let parser = self.factory.create_parser(top_level(grammar)?);
+            let mut matcher = llguidance::Matcher::new(parser);
+            // One whose first token exceeds a limit is refused here, not in the middle of a step.
+            matcher.compute_mask().map_err(|error| message(&error.to_string()))?;
+            Ok(matcher)
+        })?;
+        let field = constraint.field.clone();
+        Ok(Matcher::new(matcher, Arc::clone(&self.tokenizer), field, reasoning))
+    }
+}
+
+/// A grammar as llguidance takes it.
+fn top_level(grammar: &Grammar) -> std::result::Result<TopLevelGrammar, String> {
+    let grammar = match grammar {
+        Grammar::JsonSchema(schema) => GrammarWithLexer::from_json_schema(prepared(schema)?),
+        Grammar::Regex(regex) if regex.len() > REGEX_BYTES => {
+            let bytes = regex.len();
+            return Err(format!(
+                "the regular expression has {bytes} bytes, at most {REGEX_BYTES} are allowed"
+            ));
+        }
+        // A backslash at the end would be left out.
+        Grammar::Regex(regex) if trailing_backslashes(regex) % 2 == 1 => {
+            return Err("the regular expression ends within an escape".to_owned());
+        }
+        Grammar::Regex(regex) => GrammarWithLexer::from_regex(regex),
+    };
+    Ok(TopLevelGrammar::from_grammar(grammar))
+}
+
+/// A schema with the options that it is compiled with, which nobody else can set.
+fn prepared(schema: &Value) -> std::result::Result<Value, String> {
+    schema::check(schema)?;
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        schema => schema.clone(),
+    };
+    let options = JsonCompileOptions {
+        whitespace_pattern: Some(WHITE_SPACE.to_owned()),
+        ..JsonCompileOptions::default()
+    };
+    options.apply_to(&mut schema);
+    Ok(schema)
+}
+
+/// The bytes of each token; none for those that no answer with a constraint has: control tokens,
+/// and those with the byte that marks them in a trie, which no text has.
+fn words(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
+    let word = |id| {
+        let word = tokenizer.piece(id, false);
+        let is_text = word.len() <= TOKEN_BYTES && !word.contains(&TokTrie::SPECIAL_TOKEN_MARKER);
+        if is_text && !tokenizer.is_end_of_generation(id) { word } else { Vec::new() }
+    };
+    (0..tokenizer.vocab_size() as u32).map(word).collect()
+}
+
+/// Backslashes at the end of a text.
+fn trailing_backslashes(text: &str) -> usize {
+    text.bytes().rev().take_while(|&byte| byte == b'\\').count()
+}
+
+/// A text as a regular expression that matches it alone.
+fn escape(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || c == '_' || c == ' ' || !c.is_ascii();
+    text.chars().fold(String::new(), |mut out, c| {
+        match c {
+            c if is_plain(c) => out.push(c),
+            c if c.is_ascii_control() => out.push_str(&format!(r"\x{:02x}", u32::from(c))),
+            c => out.extend(['\\', c]),
+        }
+        out
+    })
+}

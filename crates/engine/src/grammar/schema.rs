@@ -1,0 +1,244 @@
+//! Bounds on a JSON schema that are checked before it is compiled. The compiler copies what `$ref`
+//! names into each place where it is combined with other keywords, so that a small schema can
+//! become an exponentially large one, and it follows references without a limit of depth.
+
+use rustc_hash::FxHashMap;
+use serde_json::{Map, Value};
+
+/// The most nested schemas, references included.
+pub(super) const MAX_DEPTH: usize = 400;
+/// The most values of a schema in which the combined ones are copied.
+const MAX_SIZE: f64 = 200_000.0;
+/// The most options of `oneOf`, and patterns of `patternProperties`: each is compared with all
+/// others of its kind.
+const MAX_OPTIONS: usize = 300;
+const MAX_PATTERNS: usize = 50;
+
+/// The most properties of an object: the time to compile them grows with their square.
+const MAX_PROPERTIES: usize = 2000;
+
+/// The largest `multipleOf`, without its decimal point: its remainders are states of the lexer,
+/// which are all found before the first token. Those that are combined are multiplied.
+const MAX_MULTIPLE: f64 = 10_000.0;
+
+/// Keywords whose values are schemas, arrays of them, or objects of them.
+const NESTED: [&str; 6] = [
+    "additionalItems",
+    "additionalProperties",
+    "items",
+    "patternProperties",
+    "prefixItems",
+    "properties",
+];
+
+/// Checks that a schema can be compiled in bounded time, memory and stack.
+pub(super) fn check(schema: &Value) -> Result<(), String> {
+    match schema {
+        Value::Bool(true) => return Ok(()),
+        Value::Object(_) => {}
+        Value::Bool(false) => return Err("the schema false accepts nothing".to_owned()),
+        _ => return Err("expected a JSON schema, which is an object".to_owned()),
+    }
+    let mut sizes =
+        Sizes { root: schema, known: FxHashMap::default(), definitions: 0.0, multiple: 1.0 };
+    let size = sizes.of(schema, false, 0)?.size + sizes.definitions;
+    if size > MAX_SIZE {
+        return Err(format!(
+            "the schema is too large: with what $ref, allOf, anyOf and oneOf combine it has more \
+             than {MAX_SIZE} values"
+        ));
+    }
+    Ok(())
+}
+
+/// What a schema becomes.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// The number of alternatives that it is a choice of.
+    alternatives: f64,
+    /// The values of all of them.
+    size: f64,
+}
+
+const SMALL: Shape = Shape { alternatives: 1.0, size: 1.0 };
+
+struct Sizes<'a> {
+    root: &'a Value,
+    /// Schemas that `$ref` names: whether they are combined with others, and what they become.
+    /// Those whose size is being computed refer to themselves, and are not copied into themselves.
+    known: FxHashMap<(&'a str, bool), Shape>,
+    /// The values of those that are not combined, which are compiled once.
+    definitions: f64,
+    /// The product of the multiples that are combined.
+    multiple: f64,
+}
+
+impl<'a> Sizes<'a> {
+    /// `is_combined` says that other keywords apply to the same value.
+    fn of(&mut self, schema: &'a Value, is_combined: bool, depth: usize) -> Result<Shape, String> {
+        if depth > MAX_DEPTH {
+            return Err(format!("the schema has more than {MAX_DEPTH} nested levels"));
+        }
+        let Value::Object(keywords) = schema else { return Ok(SMALL) };
+        let own = OWN.iter().any(|keyword| keywords.contains_key(*keyword));
+        let all_of = keywords.get("allOf").and_then(Value::as_array);
+        let others = ["anyOf", "oneOf", "enum", "const", "$ref"];
+        let factors = usize::from(own)
+            + all_of.map_or(0, Vec::len)
+            + others.iter().filter(|keyword| keywords.contains_key(**keyword)).count();
+        let is_combined = is_combined || factors > 1;
+        let depth = depth + 1;
+        let mut shapes = Vec::with_capacity(factors);
+        if own {
+            shapes.push(self.own(keywords, is_combined, depth)?);
+        }
+        for schema in all_of.into_iter().flatten() {
+            shapes.push(self.of(schema, is_combined, depth)?);
+        }
+        for keyword in ["anyOf", "oneOf"] {
+            let Some(options) = keywords.get(keyword).and_then(Value::as_array) else { continue };
+            if keyword == "oneOf" && options.len() > MAX_OPTIONS {
+                return Err(format!("oneOf has more than {MAX_OPTIONS} options"));
+            }
+            let mut sum = Shape { alternatives: 0.0, size: 0.0 };
+            for option in options {
+                let shape = self.of(option, is_combined, depth)?;
+                sum.alternatives += shape.alternatives;
+                sum.size += shape.size;
+            }
+            shapes.push(sum);
+        }
+        if let Some(values) = keywords.get("enum").and_then(Value::as_array) {
+            shapes.push(Shape { alternatives: values.len() as f64, size: count(values.iter()) });
+        }
+        if let Some(value) = keywords.get("const") {
+            shapes.push(Shape { size: count([value].into_iter()), ..SMALL });
+        }
+        if let Some(Value::String(reference)) = keywords.get("$ref") {
+            shapes.push(self.referenced(reference, is_combined, depth)?);
+        }
+        let alternatives = shapes.iter().map(|shape| shape.alternatives.max(1.0)).product::<f64>();
+        let sum: f64 = shapes.iter().map(|shape| shape.size).sum();
+        let copies = if shapes.len() > 1 { alternatives } else { 1.0 };
+        Ok(Shape { alternatives, size: 1.0 + copies * sum })
+    }
+
+    /// The keywords of a schema that say what a value of a type is.
+    fn own(
+        &mut self,
+        keywords: &'a Map<String, Value>,
+        is_combined: bool,
+        depth: usize,
+    ) -> Result<Shape, String> {
+        let alternatives = match keywords.get("type") {
+            Some(Value::Array(types)) => types.len() as f64,
+            Some(_) => 1.0,
+            // All that there are.
+            None => 6.0,
+        };
+        let properties = keywords.get("properties").and_then(Value::as_object);
+        if properties.is_some_and(|properties| properties.len() > MAX_PROPERTIES) {
+            return Err(format!("an object has more than {MAX_PROPERTIES} properties"));
+        }
+        if let Some(multiple) = keywords.get("multipleOf").and_then(Value::as_f64) {
+            let (mut whole, mut digits) = (multiple.abs(), 0);
+            while whole.fract() != 0.0 && digits < 9 {
+                (whole, digits) = (whole * 10.0, digits + 1);
+            }
+            let other = if is_combined { self.multiple } else { 1.0 };
+            if whole.fract() != 0.0 || whole * other > MAX_MULTIPLE {
+                return Err(format!("multipleOf {multiple:e} has too many digits"));
+            }
+            if is_combined {
+                self.multiple *= whole.max(1.0);
+            }
+        }
+        let patterns = keywords.get("patternProperties").and_then(Value::as_object);
+        if patterns.is_some_and(|patterns| patterns.len() > MAX_PATTERNS) {
+            return Err(format!("patternProperties has more than {MAX_PATTERNS} patterns"));
+        }
+        let mut size = alternatives;
+        for keyword in NESTED {
+            let mut add = |schema: &'a Value| -> Result<(), String> {
+                size += self.of(schema, is_combined, depth)?.size;
+                Ok(())
+            };
+            match keywords.get(keyword) {
+                None => {}
+                Some(Value::Array(schemas)) => schemas.iter().try_for_each(add)?,
+                Some(Value::Object(schemas))
+                    if keyword.ends_with("roperties") && keyword != "additionalProperties" =>
+                {
+                    schemas.values().try_for_each(add)?;
+                }
+                Some(schema) => add(schema)?,
+            }
+        }
+        Ok(Shape { alternatives, size })
+    }
+
+    /// What `$ref` names. Errors about names that lead nowhere are the compiler's.
+    fn referenced(
+        &mut self,
+        reference: &'a str,
+        is_combined: bool,
+        depth: usize,
+    ) -> Result<Shape, String> {
+        let key = (reference, is_combined);
+        let shape = match self.known.get(&key) {
+            Some(shape) => *shape,
+            None => {
+                self.known.insert(key, SMALL);
+                let schema = self.find(reference);
+                let shape = schema.map_or(Ok(SMALL), |it| self.of(it, is_combined, depth))?;
+                self.known.insert(key, shape);
+                self.definitions += shape.size;
+                shape
+            }
+        };
+        Ok(if is_combined { shape } else { SMALL })
+    }
+
+    fn find(&self, reference: &str) -> Option<&'a Value> {
+        match reference.strip_prefix('#')? {
+            "" | "/" => Some(self.root),
+            pointer => self.root.pointer(pointer),
+        }
+    }
+}
+
+/// Keywords about values of a type.
+const OWN: [&str; 21] = [
+    "type",
+    "items",
+    "additionalItems",
+    "prefixItems",
+    "minItems",
+    "maxItems",
+    "properties",
+    "additionalProperties",
+    "patternProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+];
+
+/// All values within these.
+fn count<'a>(values: impl Iterator<Item = &'a Value>) -> f64 {
+    values
+        .map(|value| match value {
+            Value::Array(values) => 1.0 + count(values.iter()),
+            Value::Object(values) => 1.0 + count(values.values()),
+            _ => 1.0,
+        })
+        .sum()
+}
