@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use bodkin_backend::{Backend, ExpertStore, PAGE_TOKENS};
 use bodkin_engine::{
-    Engine, Event, Events, FinishReason, PrefixStore, Request, Template, Timings, Tokenizer, Usage,
+    Engine, Event, Events, FinishReason, PrefixStore, Reasoning, Request, Template, Timings,
+    Tokenizer, Usage,
 };
 use bodkin_model::Plan;
 use serde::{Deserialize, Serialize};
@@ -170,7 +171,9 @@ impl Model {
     /// # Errors
     /// If the model has no chat template, or the template rejects the messages.
     pub fn chat(&self, messages: &[impl Serialize], request: Request) -> Result<Events> {
-        Ok(self.engine.submit(Request { prompt: self.tokenize_chat(messages)?, ..request })?)
+        let prompt = self.tokenize_chat(messages)?;
+        let reasoning = self.reasoning(&prompt)?;
+        Ok(self.engine.submit(Request { prompt, reasoning, ..request })?)
     }
 
     /// The tokens of a chat up to where the model answers, as [`Model::chat`] submits them.
@@ -184,6 +187,17 @@ impl Model {
         let text = self.render_chat(messages, &Map::new(), true)?;
         // The template writes the special tokens itself.
         Ok(self.tokenizer.try_encode(&text, false, true)?)
+    }
+
+    /// How the answer to the tokens of a chat may begin with reasoning, as the template marks it.
+    ///
+    /// # Errors
+    /// If the model has no chat template.
+    pub fn reasoning(&self, prompt: &[u32]) -> Result<Option<Reasoning>> {
+        // The last tokens of the longest marker, and white space behind it.
+        let tail = &prompt[prompt.len().saturating_sub(64)..];
+        let tail = self.tokenizer.decode(tail, true);
+        Ok(Reasoning::of(self.template()?.source(), &String::from_utf8_lossy(&tail)))
     }
 
     /// The text of a chat, with the model's own system prompt if the messages have none.

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::SharedApp;
 use crate::auth::Caller;
+use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json};
 use crate::generate::{ChoiceEvent, EventKind, Generation, Running};
@@ -28,9 +29,11 @@ pub(crate) async fn create(
 ) -> Result<Response> {
     let model = fields.string("model")?;
     let lease = app.model(model.as_deref()).await?;
+    let constraint = constraint::anthropic(&mut fields)?;
     let prompts = vec![Prompt::Chat(chat(&mut fields)?)];
     let stop = fields.strings("stop_sequences")?;
     let mut request = lease.request(&mut fields)?;
+    request.constraint = constraint;
     request.stop.extend(stop);
     let otherwise = Some(DEFAULT_MAX_TOKENS);
     request.max_tokens = lease.defaults.max_tokens(&mut fields, &["max_tokens"], 1, otherwise)?;
@@ -75,11 +78,10 @@ pub(crate) async fn count_tokens(
 
 /// The conversation of a request, in the form that templates read.
 fn chat(fields: &mut Fields) -> Result<Chat> {
-    ["tools", "tool_choice", "mcp_servers", "container", "output_format"]
+    ["tools", "tool_choice", "mcp_servers", "container"]
         .into_iter()
         .try_for_each(|f| fields.refuse(f))?;
     let mut output = fields.object("output_config")?;
-    output.refuse("format")?;
     let given = messages(fields)?;
     let mut messages = Vec::with_capacity(given.len() + 1);
     if let Some(system) = fields.take("system") {

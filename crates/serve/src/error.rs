@@ -128,6 +128,7 @@ impl From<EngineError> for ApiError {
                 details: vec![("n_prompt_tokens", tokens as u64), ("n_ctx", limit as u64 + 1)],
                 ..ApiError::bad_request(message)
             },
+            EngineError::Constraint { field, .. } => ApiError::field(field, message),
             EngineError::Sampling { option, .. } => ApiError::field(option, message),
             EngineError::Template(_)
             | EngineError::LongText { .. }

@@ -2,7 +2,7 @@
 //! are tokenized on threads that may block; the events of all answers come through one channel.
 
 use bodkin::{Event, FinishReason, Logprobs, Request, Timings, Usage};
-use bodkin_engine::{EventDecoder, Update, UpdateSink};
+use bodkin_engine::{EventDecoder, Reasoning, Update, UpdateSink};
 use serde_json::{Map, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
@@ -142,7 +142,14 @@ impl Generation {
         request.max_tokens = counter.admit(read, prompts.len() * choices, request.max_tokens)?;
         let (sender, receiver) = unbounded_channel();
         let mut requests = Vec::with_capacity(prompts.len() * choices);
-        for (tokens, _) in &prompts {
+        let mut reasoning = Vec::with_capacity(prompts.len());
+        for (tokens, text) in &prompts {
+            // A text that no template made has no reasoning.
+            request.reasoning = match text {
+                Some(text) => Reasoning::of(model.template()?.source(), text),
+                None => None,
+            };
+            reasoning.push(request.reasoning);
             for n in 0..choices {
                 let mut request = request.clone();
                 request.prompt.clone_from(tokens);
@@ -157,19 +164,14 @@ impl Generation {
         let decoders = decoders.inspect_err(|_| counter.give_back(read))?;
         let mut running = Vec::with_capacity(decoders.len());
         for (i, decoder) in decoders.into_iter().enumerate() {
-            let splitter = match &prompts[i / choices].1 {
-                Some(text) if separates_reasoning => {
-                    ReasoningSplitter::new(model.template()?.source(), text)
-                }
-                _ => None,
-            };
+            let reasoning = reasoning[i / choices].filter(|_| separates_reasoning);
             running.push(Choice {
                 decoder,
                 prompt_logprobs: Vec::new(),
                 counted: 0,
                 has_ended: false,
                 clock: Clock::new(reports),
-                splitter,
+                splitter: reasoning.map(ReasoningSplitter::new),
                 reasoning_tokens: 0,
             });
         }

@@ -8,6 +8,7 @@ mod anthropic;
 mod app;
 mod auth;
 mod bodies;
+mod constraint;
 mod embedder;
 mod embeddings;
 mod error;

@@ -13,6 +13,7 @@ use tokio::task::spawn_blocking;
 
 use crate::app::SharedApp;
 use crate::auth::Caller;
+use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float, form};
 use crate::generate::{Answer, AnswerToken, ChoiceEvent, EventKind, Generation, Running};
@@ -35,13 +36,13 @@ pub(crate) async fn completion(
 ) -> Result<Response> {
     let model = fields.string("model")?;
     fields.refuse_images("image_data")?;
-    ["grammar", "json_schema", "lora", "post_sampling_probs"]
-        .into_iter()
-        .try_for_each(|f| fields.refuse(f))?;
+    ["lora", "post_sampling_probs"].into_iter().try_for_each(|f| fields.refuse(f))?;
+    let constraint = constraint::llama(&mut fields)?;
     refuse_unlike_defaults(&mut fields)?;
     let lease = app.model(model.as_deref()).await?;
     let prompts = prompts_of(fields.take("prompt"))?;
     let mut request = lease.request(&mut fields)?;
+    request.constraint = constraint;
     if request.ignore_end {
         let ends = lease.text()?.engine().tokenizer().ends_of_generation();
         request.sampling.logit_bias.extend(ends.iter().map(|&id| (id, f32::NEG_INFINITY)));

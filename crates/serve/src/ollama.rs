@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::SharedApp;
 use crate::auth::Caller;
+use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, form};
 use crate::generate::Generation;
@@ -199,13 +200,14 @@ async fn answer(
     prompt: Prompt,
     shape: Shape,
 ) -> Result<Response> {
-    fields.refuse("format")?;
+    let constraint = constraint::ollama(&mut fields)?;
     let streams = fields.boolean("stream")?.unwrap_or(true);
     let has_logprobs = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS)?.unwrap_or(0);
     let mut options = fields.object("options")?;
     check_runner_options(&mut options)?;
     let mut request = lease.request(&mut options)?;
+    request.constraint = constraint;
     let limit = lease.defaults.max_tokens(&mut options, &["num_predict"], 0, None)?;
     request.max_tokens = limit.filter(|&n| n > 0);
     request.logprobs = has_logprobs.then_some(top as usize);

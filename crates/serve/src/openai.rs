@@ -36,9 +36,9 @@ pub(crate) fn new_id(prefix: &str) -> String {
 
 /// The fields that ask for what the server does not have yet.
 fn refuse_missing(fields: &mut Fields) -> Result<()> {
-    ["tools", "functions", "tool_choice", "function_call", "response_format", "json_schema"]
+    ["tools", "functions", "tool_choice", "function_call"]
         .into_iter()
-        .chain(["grammar", "audio", "prediction", "web_search_options", "lora"])
+        .chain(["audio", "prediction", "web_search_options", "lora"])
         .try_for_each(|name| fields.refuse(name))
 }
 

@@ -5,8 +5,8 @@ mod types;
 use serde_json::{Map, Value, json};
 
 use types::{
-    TOKENS, boolean, input, integer, keep_alive, limit, message, messages, number, object, prompt,
-    schema, stop, stream_options, text, texts,
+    TOKENS, boolean, constraints, format, input, integer, json_schema, keep_alive, limit, message,
+    messages, number, object, prompt, schema, stop, stream_options, text, texts,
 };
 
 /// The largest numbers of fields without a natural end.
@@ -165,11 +165,12 @@ fn chat() -> Value {
         "modalities": { "type": ["array", "null"], "items": { "const": "text" } },
     });
     add(&mut fields, own);
+    add(&mut fields, constraints());
     with_reports(fields)
 }
 
 fn completions() -> Value {
-    with_reports(json!({
+    let mut fields = json!({
         "prompt": prompt(),
         "max_tokens": integer(-2, TOKENS),
         "n_predict": integer(-2, TOKENS),
@@ -179,7 +180,9 @@ fn completions() -> Value {
         "echo": boolean(),
         "stream": boolean(),
         "stream_options": stream_options(),
-    }))
+    });
+    add(&mut fields, constraints());
+    with_reports(fields)
 }
 
 /// An input, from which an answer's tokens can be counted, too.
@@ -195,6 +198,7 @@ fn responses() -> Value {
     let mut fields = responses_input();
     let own = json!({
         "max_output_tokens": limit(),
+        "text": { "type": ["object", "null"], "properties": { "format": format("schema") } },
         "metadata": object(),
         "tool_choice": { "enum": ["auto", "none", null] },
         "truncation": { "enum": ["disabled", null] },
@@ -212,6 +216,7 @@ fn completion() -> Value {
         "n_predict": integer(-2, TOKENS),
         "max_tokens": integer(-2, TOKENS),
         "n_probs": integer(0, 100),
+        "json_schema": json_schema(),
         "return_tokens": boolean(),
         "response_fields": { "type": ["array", "null"], "items": { "type": "string" } },
         "stream": boolean(),
@@ -310,6 +315,7 @@ fn with_ollama(mut fields: Value) -> Value {
     fields["stream"] = boolean();
     fields["logprobs"] = boolean();
     fields["top_logprobs"] = integer(0, 20);
+    fields["format"] = json!({ "type": ["string", "object", "null"] });
     fields["think"] = json!({ "type": ["boolean", "string", "null"] });
     fields
 }
@@ -322,7 +328,10 @@ fn anthropic_messages() -> Value {
         "messages": messages(),
         "system": { "type": ["string", "array", "null"], "items": { "type": "object" } },
         "thinking": thinking,
-        "output_config": { "type": ["object", "null"], "properties": { "effort": text() } },
+        "output_config": {
+            "type": ["object", "null"],
+            "properties": { "effort": text(), "format": format("schema") },
+        },
     })
 }
 
@@ -330,6 +339,7 @@ fn anthropic() -> Value {
     let mut fields = anthropic_messages();
     let own = json!({
         "max_tokens": limit(),
+        "output_format": format("schema"),
         "stop_sequences": { "type": ["string", "array", "null"], "items": { "type": "string" } },
         "stream": boolean(),
     });

@@ -1,38 +1,7 @@
 //! Separates a model's reasoning from its answer where the chat template marks it, such as with
 //! `<think>` and `</think>`.
 
-/// The texts around a model's reasoning.
-#[derive(Debug, PartialEq, Eq)]
-struct Markers {
-    open: &'static str,
-    close: &'static str,
-    /// The text before an answer without reasoning, if there is such a marker.
-    answer: Option<&'static str>,
-}
-
-/// The markers of families of templates.
-const MARKERS: [Markers; 8] = [
-    Markers { open: "<think>", close: "</think>", answer: None },
-    Markers { open: "<seed:think>", close: "</seed:think>", answer: None },
-    Markers { open: "<thinking>", close: "</thinking>", answer: None },
-    Markers { open: "[THINK]", close: "[/THINK]", answer: None },
-    // Cohere.
-    Markers { open: "<|START_THINKING|>", close: "<|END_THINKING|>", answer: None },
-    // Gemma 4.
-    Markers { open: "<|channel>thought", close: "<channel|>", answer: None },
-    // GPT-OSS, whose messages end with a token that is not shown.
-    Markers {
-        open: "<|channel|>analysis<|message|>",
-        close: "<|start|>assistant<|channel|>final<|message|>",
-        answer: Some("<|channel|>final<|message|>"),
-    },
-    // Solar Open.
-    Markers {
-        open: "<|think|>",
-        close: "<|end|><|begin|>assistant<|content|>",
-        answer: Some("<|content|>"),
-    },
-];
+use bodkin_engine::{Reasoning, ReasoningMarkers};
 
 /// Pieces of a text.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -44,7 +13,7 @@ pub(crate) struct Delta {
 /// Splits a text as it arrives.
 #[derive(Debug)]
 pub(crate) struct ReasoningSplitter {
-    markers: &'static Markers,
+    markers: &'static ReasoningMarkers,
     state: State,
     /// Text that may be the start of a marker, or white space that a marker may follow.
     held: String,
@@ -61,16 +30,10 @@ enum State {
 }
 
 impl ReasoningSplitter {
-    /// A splitter for the answer to `prompt`, if the template's `source` marks reasoning.
-    pub(crate) fn new(source: &str, prompt: &str) -> Option<ReasoningSplitter> {
-        let is_marked = |markers: &&Markers| {
-            [markers.close, markers.open].iter().any(|marker| source.contains(marker))
-        };
-        let markers = MARKERS.iter().find(is_marked)?;
-        // Some templates write the first marker themselves.
-        let is_open = prompt.trim_end().ends_with(markers.open);
+    /// A splitter for an answer that may begin so.
+    pub(crate) fn new(Reasoning { markers, is_open }: Reasoning) -> ReasoningSplitter {
         let state = if is_open { State::Reasoning } else { State::Start };
-        Some(ReasoningSplitter { markers, state, held: String::new() })
+        ReasoningSplitter { markers, state, held: String::new() }
     }
 
     /// Whether the text so far ends within the reasoning.
@@ -81,7 +44,7 @@ impl ReasoningSplitter {
     /// Adds text. With `is_last`, nothing is held back.
     pub(crate) fn push(&mut self, text: &str, is_last: bool) -> Delta {
         self.held.push_str(text);
-        let Markers { open, close, answer } = *self.markers;
+        let ReasoningMarkers { open, close, answer } = *self.markers;
         let mut delta = Delta::default();
         loop {
             match self.state {
@@ -147,8 +110,12 @@ mod tests {
 
     const SOURCE: &str = "{% if '</think>' in content %}";
 
+    fn splitter(source: &str, prompt: &str) -> Option<ReasoningSplitter> {
+        Reasoning::of(source, prompt).map(ReasoningSplitter::new)
+    }
+
     fn split(prompt: &str, pieces: &[&str]) -> Vec<(String, String)> {
-        let mut splitter = ReasoningSplitter::new(SOURCE, prompt).unwrap();
+        let mut splitter = splitter(SOURCE, prompt).unwrap();
         let mut last = pieces.len();
         pieces
             .iter()
@@ -182,7 +149,7 @@ mod tests {
     #[test]
     fn each_family_has_markers_of_its_own() {
         let split = |source: &str, text: &str| {
-            let mut splitter = ReasoningSplitter::new(source, "").unwrap();
+            let mut splitter = splitter(source, "").unwrap();
             let mut whole = Delta::default();
             for (i, _) in text.char_indices() {
                 let delta = splitter.push(&text[i..=i], i + 1 == text.len());
@@ -245,7 +212,7 @@ mod tests {
                 .collect();
             let mut stream = TextStream::new(Arc::new(tokenizer(&tokens)), false);
             let source = answer.replace(' ', "");
-            let mut splitter = ReasoningSplitter::new(&source, "").unwrap();
+            let mut splitter = splitter(&source, "").unwrap();
             let mut whole = Delta::default();
             for (at, id) in ids.iter().enumerate() {
                 let text = stream.push(*id as u32);
@@ -263,6 +230,6 @@ mod tests {
         assert_eq!(split("", &["<table>", "x"]), [pair("", "<table>"), pair("", "x")]);
         assert_eq!(split("", &["<thin"]), [pair("", "<thin")]);
         assert_eq!(split("<think>", &["never ends </thi"]), [pair("never ends </thi", "")]);
-        assert!(ReasoningSplitter::new("{{ messages }}", "<think>").is_none());
+        assert!(splitter("{{ messages }}", "<think>").is_none());
     }
 }

@@ -4,6 +4,7 @@ Usage: clients.py BASE_URL EMBEDDING_URL. The model is a tiny one with random we
 shapes, counts and determinism can be checked, not sense.
 """
 
+import json
 import sys
 import time
 
@@ -13,6 +14,14 @@ import openai
 
 base, embedding_base = sys.argv[1:3]
 MESSAGES = [{"role": "user", "content": "Hello there"}]
+# Its answers end soon, whatever the model writes.
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 6}, "kind": {"enum": ["one", "two"]}},
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
 
 
 def check(condition, what):
@@ -30,9 +39,14 @@ def refused(call, error, field=None):
     raise SystemExit(f"clients.py: accepted what should be refused: {field}")
 
 
+def satisfies(text):
+    """Whether a text is JSON that satisfies the schema."""
+    value = json.loads(text)
+    return set(value) == {"name", "kind"} and value["kind"] in ("one", "two")
+
+
 def running():
     """Requests that the server is working on."""
-    import json
     import urllib.request
 
     slots = json.load(urllib.request.urlopen(f"{base}/slots"))
@@ -96,13 +110,36 @@ def test_openai_chat():
     check(cut.finish_reason == "stop", "a stop string stops")
 
 
+def test_openai_formats():
+    client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
+    chat = client.chat.completions.create
+    settings = dict(model="any", messages=MESSAGES, max_tokens=300, temperature=2, seed=1)
+    given = {"name": "a", "strict": True, "schema": SCHEMA}
+    settings["response_format"] = {"type": "json_schema", "json_schema": given}
+    choice = chat(**settings).choices[0]
+    check(satisfies(choice.message.content) and choice.finish_reason == "stop", f"{choice}")
+    pieces = [c.choices[0].delta.content or "" for c in chat(**settings, stream=True) if c.choices]
+    check("".join(pieces) == choice.message.content, "a stream is the answer in pieces")
+    settings["response_format"] = {"type": "json_object"}
+    check(chat(**settings).choices[0].message.content.startswith("{"), "an object")
+    extra = {"structured_outputs": {"choice": ["yes", "no"]}}
+    text = client.completions.create(model="any", prompt="a", extra_body=extra).choices[0].text
+    check(text in ("yes", "no"), text)
+    text = {"format": dict(FORMAT, name="a")}
+    answer = client.responses.create(model="any", input="Hello", text=text)
+    check(satisfies(answer.output_text) and answer.status == "completed", f"{answer}")
+    check(answer.text.format.type == "json_schema", "the format is repeated")
+
+
 def test_openai_errors():
     client = openai.OpenAI(base_url=f"{base}/v1", api_key="none", max_retries=0)
     chat = client.chat.completions.create
     bad, settings = openai.BadRequestError, dict(model="any", messages=MESSAGES, max_tokens=4)
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     refused(lambda: chat(**settings, tools=[tool]), bad, "tools")
-    refused(lambda: chat(**settings, response_format={"type": "json_object"}), bad, "response_format")
+    refused(lambda: chat(**settings, response_format={"type": "xml"}), bad, "response_format.type")
+    unknown = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}
+    refused(lambda: chat(**settings, response_format=unknown), bad, "json_schema.schema")
     refused(lambda: chat(**settings, temperature="hot"), bad, "temperature")
     refused(lambda: chat(**settings, top_p=2), bad, "top_p")
     refused(lambda: chat(**settings, n=0), bad, "n")
@@ -196,6 +233,10 @@ def test_anthropic():
     parts = [{"type": "text", "text": "Hello there"}]
     blocks = [{"role": "user", "content": parts}]
     check(create(**dict(settings, messages=blocks)).content[0].text == text, "blocks of text")
+    formed = dict(settings, max_tokens=300)
+    extra = {"output_config": {"format": FORMAT}}
+    answer = create(**dict(formed, extra_body=extra))
+    check(satisfies(answer.content[0].text) and answer.stop_reason == "end_turn", f"{answer}")
     bad = anthropic.BadRequestError
     tool = {"name": "f", "input_schema": {"type": "object"}}
     refused(lambda: create(**settings, tools=[tool]), bad, "tools")
@@ -220,7 +261,11 @@ def test_ollama():
     check(client.ps().models[0].model == name, "ps")
     check(client.pull(name).status == "success", "a model that is there")
     refused(lambda: client.delete(name), ollama.ResponseError)
-    refused(lambda: client.chat(name, MESSAGES, format="json"), ollama.ResponseError, "format")
+    formed = dict(options={"num_predict": 300, "temperature": 2}, format=SCHEMA)
+    check(satisfies(client.chat(name, MESSAGES, **formed).message.content), "chat with a format")
+    check(satisfies(client.generate(name, "Hi", **formed).response), "generate with a format")
+    formed["format"] = "json"
+    check(client.chat(name, MESSAGES, **formed).message.content.startswith("{"), "an object")
     refused(lambda: client.chat(name, MESSAGES, options={"top_p": 9}), ollama.ResponseError, "top_p")
 
 

@@ -10,10 +10,9 @@ fn fields_of_missing_features_are_refused_by_their_names() {
     let server = Server::start(&["--ctx-size", "256"]);
     let messages = json!([{ "role": "user", "content": "a" }]);
     let with_images = json!([{ "role": "user", "content": "a", "images": "abc" }]);
-    let format = json!({ "type": "json_schema", "schema": {} });
     for (path, field, value) in [
-        ("/v1/messages", "output_format", format.clone()),
-        ("/v1/messages", "output_config", json!({ "format": format })),
+        ("/v1/messages", "mcp_servers", json!([{}])),
+        ("/v1/chat/completions", "tools", json!([{}])),
         ("/api/generate", "images", "abc".into()),
         ("/completion", "image_data", "abc".into()),
         ("/api/chat", "messages", with_images),

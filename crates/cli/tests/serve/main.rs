@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod clients;
+mod constraints;
 mod defaults;
 mod echo;
 mod embeddings;

@@ -10,6 +10,7 @@ use super::chat::{add_effort, text_of_parts};
 use super::{new_id, now};
 use crate::app::SharedApp;
 use crate::auth::Caller;
+use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float};
 use crate::generate::{ChoiceEvent, EventKind, Generation, Running};
@@ -27,11 +28,13 @@ pub(crate) async fn create(
     refuse_missing(&mut fields)?;
     let variables = variables(&mut fields)?;
     let metadata = fields.object("metadata")?.rest();
+    let (constraint, format) = constraint::responses(&mut fields)?;
     let lease = app.model(model.as_deref()).await?;
     let instructions = fields.string("instructions")?;
     let input = fields.take("input");
     let messages = messages(instructions.as_deref(), input)?;
     let mut request = lease.request(&mut fields)?;
+    request.constraint = constraint;
     request.max_tokens = lease.defaults.max_tokens(&mut fields, &["max_output_tokens"], 1, None)?;
     let streams = fields.boolean("stream")?.unwrap_or(false);
     let head = json!({
@@ -48,7 +51,7 @@ pub(crate) async fn create(
         "previous_response_id": null,
         "store": false,
         "temperature": float(request.sampling.temperature),
-        "text": { "format": { "type": "text" } },
+        "text": { "format": format.unwrap_or_else(|| json!({ "type": "text" })) },
         "tool_choice": "auto",
         "tools": [],
         "top_p": float(request.sampling.top_p),
@@ -82,7 +85,6 @@ fn refuse_missing(fields: &mut Fields) -> Result<()> {
     let missing = ["tools", "previous_response_id", "conversation", "background", "prompt"];
     let others = ["include", "max_tool_calls"];
     missing.into_iter().chain(others).try_for_each(|name| fields.refuse(name))?;
-    fields.object("text")?.refuse("format")?;
     fields.refuse_unless("tool_choice", &["auto".into(), "none".into()])?;
     fields.refuse_unless("top_logprobs", &[0.into()])?;
     fields.refuse_unless("truncation", &["disabled".into()])

@@ -50,6 +50,47 @@ pub(super) fn object() -> Value {
     json!({ "type": ["object", "null"] })
 }
 
+/// A JSON schema.
+pub(super) fn json_schema() -> Value {
+    json!({ "type": ["object", "boolean", "null"] })
+}
+
+/// What an answer must be; the schema is in the field `schema`, or within the object of this name.
+pub(super) fn format(name: &str) -> Value {
+    let schema = match name {
+        "schema" => json_schema(),
+        _ => json!({ "type": "object", "properties": { "schema": json_schema() } }),
+    };
+    json!({
+        "type": ["object", "null"],
+        "required": ["type"],
+        "properties": { "type": { "enum": ["text", "json_object", "json_schema"] }, name: schema },
+    })
+}
+
+/// The fields of OpenAI, llama-server and vLLM that say what an answer must be, of which a request
+/// has one.
+pub(super) fn constraints() -> Value {
+    let choice = json!({ "type": ["array", "null"], "items": { "type": "string" } });
+    let json = json!({ "type": ["object", "string", "boolean", "null"] });
+    json!({
+        "response_format": format("json_schema"),
+        "json_schema": json_schema(),
+        "structured_outputs": {
+            "type": ["object", "null"],
+            "properties": {
+                "json": json,
+                "json_object": boolean(),
+                "regex": text(),
+                "choice": choice,
+            },
+        },
+        "guided_json": json,
+        "guided_regex": text(),
+        "guided_choice": choice,
+    })
+}
+
 pub(super) fn stream_options() -> Value {
     json!({ "type": ["object", "null"], "properties": { "include_usage": boolean() } })
 }
