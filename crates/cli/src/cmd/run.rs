@@ -32,11 +32,12 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Some(prompt) => ensure!(!prompt.is_empty(), "the prompt is empty"),
         None => ensure!(!args.json, "--json needs a prompt"),
     }
+    let constraint = args.constraint()?;
     let mut file = find_decoder(&args.model)?;
     if let Some(surgery) = &args.surgery {
         file = super::prune::at_load(file, surgery, &args.machine)?;
     }
-    let session = Session::open(file, &args, prompt.is_none())?;
+    let session = Session::open(file, &args, constraint, prompt.is_none())?;
     match prompt {
         Some(prompt) => once(session, &args, &prompt),
         None => chat::chat(session),

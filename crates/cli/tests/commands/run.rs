@@ -195,6 +195,38 @@ fn an_end_token_ends_the_answer_unless_it_is_ignored() {
 }
 
 #[test]
+fn answers_satisfy_a_schema() {
+    let place = Place::new();
+    let model = model("llama");
+    let schema = r#"{"type": "array", "items": {"enum": [1, 22]}, "minItems": 2, "maxItems": 3}"#;
+    let file = place.path("schema.json");
+    fs::write(&file, schema).unwrap();
+    let at_file = format!("@{}", file.display());
+    for (flag, given, more) in [
+        ("--json-schema", schema, "--raw"),
+        ("-j", &at_file, "--raw"),
+        ("-j", schema, "--ignore-eos"),
+    ] {
+        let flags = [flag, given, "--json", "--temperature", "2", "--seed", "5", more];
+        let answer = place.json(&command(&model, "a", &flags));
+        let text = answer["text"].as_str().unwrap();
+        let items: Vec<u32> = serde_json::from_str(text).unwrap();
+        assert!((2..=3).contains(&items.len()) && items.iter().all(|n| [1, 22].contains(n)));
+        assert_eq!(answer["reason"], "end");
+    }
+    // What is wrong is found before the model is.
+    for (given, wanted) in [
+        ("{", "--json-schema: not valid JSON"),
+        ("5", "--json-schema: expected a JSON schema"),
+        (r#"{"not": {}}"#, r#"--json-schema: keywords that are not supported: ["not"]"#),
+        ("@nowhere.json", "nowhere.json"),
+    ] {
+        let error = failure(&place.run(&command("no-such-model", "a", &["-j", given])));
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
 fn the_chat_template_frames_the_prompt() {
     let place = Place::new();
     let model = model("llama");

@@ -1,10 +1,15 @@
 //! The arguments of `run`.
 
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use bodkin_engine::{Constraint, Grammar};
 
 use super::sampling::Sampling;
 use crate::arguments::{Machine, TokenizerArgs, positive};
+use crate::text;
 
 const SAMPLING_HEADING: &str =
     "Sampling [default: the model file's recommendation, or llama.cpp's]";
@@ -47,6 +52,9 @@ pub(crate) struct Args {
     /// Context shift: drop the oldest turns when the context is full
     #[arg(long, conflicts_with = "raw")]
     pub(super) context_shift: bool,
+    /// JSON schema that answers satisfy, as text or as @FILE
+    #[arg(short = 'j', long, value_name = "SCHEMA")]
+    pub(super) json_schema: Option<String>,
     /// Ignore end-of-generation tokens
     #[arg(long)]
     pub(super) ignore_eos: bool,
@@ -75,10 +83,26 @@ pub(super) struct Limit(pub(super) Option<NonZeroUsize>);
 pub(super) const UNLIMITED: &str = "none";
 
 /// Parses a [`Limit`].
-fn limit(text: &str) -> Result<Limit, String> {
+fn limit(text: &str) -> std::result::Result<Limit, String> {
     match text {
         "-1" | UNLIMITED => Ok(Limit(None)),
         _ => positive(text).map(|limit| Limit(Some(limit))).map_err(|error| error + ", or -1"),
+    }
+}
+
+impl Args {
+    /// What answers must be.
+    pub(super) fn constraint(&self) -> Result<Option<Arc<Constraint>>> {
+        let Some(given) = &self.json_schema else { return Ok(None) };
+        let text = match given.strip_prefix('@') {
+            Some(path) => &text::read(Path::new(path), "a JSON schema")?,
+            None => given,
+        };
+        let schema = serde_json::from_str(text).context("--json-schema: not valid JSON")?;
+        let field = "--json-schema".to_owned();
+        let constraint = Constraint { field, grammar: Grammar::JsonSchema(schema) };
+        constraint.check()?;
+        Ok(Some(Arc::new(constraint)))
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use bodkin::{Answer, FinishReason, Message, Model, ModelFile, Request};
-use bodkin_engine::{Event, Sampler};
+use bodkin_engine::{Constraint, Event, Sampler};
 use bodkin_gguf::kind_of_file;
 use serde_json::{Value, json};
 
@@ -45,7 +46,12 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn open(file: ModelFile, args: &Args, is_interactive: bool) -> Result<Session> {
+    pub(super) fn open(
+        file: ModelFile,
+        args: &Args,
+        constraint: Option<Arc<Constraint>>,
+        is_interactive: bool,
+    ) -> Result<Session> {
         let recommended = file.request()?;
         let sampling = args.settings.sampling.options(&recommended.sampling)?;
         let tokenizer = args.tokenizer.open(&file.file)?;
@@ -66,7 +72,7 @@ impl Session {
             shifts: args.context_shift && is_chat,
             recommended,
             settings: args.settings.clone(),
-            request: Request { ignore_end: args.ignore_eos, ..Request::default() },
+            request: Request { ignore_end: args.ignore_eos, constraint, ..Request::default() },
             messages: Vec::new(),
             last_prompt: None,
             last: None,
@@ -195,11 +201,12 @@ impl Session {
     }
 
     /// Generates an answer. With context shift, an answer that the context cuts goes on after
-    /// the oldest turns are dropped.
+    /// the oldest turns are dropped, unless a schema says what the whole of it is.
     fn generate(&mut self, prompt: &str, screen: &mut Screen) -> Result<Answer> {
         let mut answer = self.generate_part(prompt, None, screen)?;
         while answer.finish == FinishReason::Context
             && self.shifts
+            && self.request.constraint.is_none()
             && self.drop_turns(&answer.tokens, screen)?
         {
             answer = self.generate_part(prompt, Some(answer), screen)?;
@@ -227,7 +234,8 @@ impl Session {
         }
         tokens.extend(started);
         let max_tokens = self.request.max_tokens.map(|max| max - started.len());
-        let request = Request { prompt: tokens, max_tokens, ..self.request.clone() };
+        let reasoning = if self.is_chat { self.model.reasoning(&tokens)? } else { None };
+        let request = Request { prompt: tokens, max_tokens, reasoning, ..self.request.clone() };
         let events = InterruptibleEvents::submit(self.model.engine(), request)?;
         let Screen { prefill, text } = screen;
         let prefill = prefill.as_ref();
