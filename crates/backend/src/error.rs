@@ -21,7 +21,7 @@ pub enum Error {
         /// What the model can take.
         limit: usize,
     },
-    /// A device's driver has no memory of the host that the device can read.
+    /// A device's driver has no memory of the host for experts.
     #[error("{0}")]
     HostMemory(String),
     /// A setting of the backend makes no sense here.

@@ -1,5 +1,6 @@
 // The cache of experts on the device. The tiles of all experts are in memory of the host, where
-// matmuls can read them; those of some experts are also in slots on the device. Experts that rows
+// matmuls can read them, or come there from the model's file; those of some experts are also in slots on
+// the device. Experts that rows
 // have just chosen take the slots of those that are used less. A table of addresses tells matmuls
 // where an expert's tiles are, so the cache changes no result.
 //
@@ -154,23 +155,27 @@ DEVICE u64 load_acquire_system(const u64 *at) {
 // Waits for the chosen experts that have neither a slot nor are in memory of the host: a thread of the
 // host reads them from the model's file. Behind the choice, before the update. Grid: one block.
 KERNEL request_experts(const __grid_constant__ RequestExperts p) {
-    __shared__ u32 request, are_missing;
+    __shared__ u32 now, are_missing;
     const CachedLayer &layer = *p.layer;
     grid_dependency_wait();
-    if (threadIdx.x == 0) request = p.requests[0] + 1, are_missing = 0;
+    if (threadIdx.x == 0) {
+        now = p.mailbox[0] + 1;
+        p.mailbox[0] = now;
+        are_missing = 0;
+    }
     __syncthreads();
     for (u32 expert = threadIdx.x; expert < layer.experts; expert += blockDim.x) {
         if (layer.counts[expert] == layer.last_counts[expert] || layer.slots[expert] != NO_SLOT) continue;
-        p.used_at[expert] = request;
+        p.used_at[expert] = now;
         if (load_acquire_system(layer.weights[0].host + expert) == 0) are_missing = 1;
     }
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x > 0 || !are_missing) return;
-    p.requests[1] = p.routing;
+    p.mailbox[2] = p.routing;
     __threadfence_system();
-    *(volatile u32 *)p.requests = request;
-    while (load_acquire_system(p.answers) != request) __nanosleep(HOST_NAP);
+    *(volatile u32 *)(p.mailbox + 1) = now;
+    while (load_acquire_system(p.mailbox + 3) != now && !load_acquire_system(p.mailbox + 4)) __nanosleep(HOST_NAP);
 }
 
 // Copies the block's part of the exponents of chosen experts without a slot, whose tiles have just come

@@ -1086,19 +1086,18 @@ static_assert(OFFSET(CachedLayer, weight_count) == 252);
 // A request for a layer's chosen experts that are in the model's file.
 struct RequestExperts {
     const CachedLayer *layer;
-    u32 *used_at; // [experts], in memory of the host: the last request when each was chosen
-    u32 *requests; // [2], there: the number of the last request, and its routing
-    const u32 *answers; // there: the number of the last request that was answered
+    u32 *used_at; // [experts], in memory of the host: the time when each was chosen last
+    // there: the clock, which counts these kernels; the time of the last request, its routing, the time of the last one that was answered, and whether no more will be
+    u32 *mailbox;
     u32 routing;
     u32 padding;
 };
-static_assert(sizeof(RequestExperts) == 40);
+static_assert(sizeof(RequestExperts) == 32);
 static_assert(OFFSET(RequestExperts, layer) == 0);
 static_assert(OFFSET(RequestExperts, used_at) == 8);
-static_assert(OFFSET(RequestExperts, requests) == 16);
-static_assert(OFFSET(RequestExperts, answers) == 24);
-static_assert(OFFSET(RequestExperts, routing) == 32);
-static_assert(OFFSET(RequestExperts, padding) == 36);
+static_assert(OFFSET(RequestExperts, mailbox) == 16);
+static_assert(OFFSET(RequestExperts, routing) == 24);
+static_assert(OFFSET(RequestExperts, padding) == 28);
 
 // The update of the caches of some layers, one behind the other.
 struct UpdateExpertCache {

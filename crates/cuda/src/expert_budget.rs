@@ -1,7 +1,7 @@
 //! What the experts of a model take on devices. This file must not know the driver.
 
 use bodkin_backend::ExpertBytes;
-use bodkin_model::{Op, Plan, WeightId};
+use bodkin_model::{Plan, WeightId};
 
 use crate::constants::SPARE_SLOTS;
 use crate::lower::{shapes, sharded};
@@ -13,8 +13,7 @@ use crate::packed::{Shape, Shard};
 pub(crate) struct ExpertSlots {
     /// Of each layer, on the device; none if all experts are there.
     pub(crate) on_device: Option<usize>,
-    /// Of all layers together, in memory of the host; none if all experts are there that are not
-    /// on the device for good.
+    /// Of all layers together, in memory of the host; none if it holds all cached experts.
     pub(crate) on_host: Option<usize>,
 }
 
@@ -30,14 +29,19 @@ pub(crate) fn spare_slots(slots: usize) -> usize {
     (slots / 4).min(SPARE_SLOTS)
 }
 
-/// What the experts of a plan take on the device of a shard.
-pub(crate) fn expert_bytes(plan: &Plan, shard: Shard) -> ExpertBytes {
+/// The shapes of the routed weights of each layer, on the device of a shard.
+fn routed_shapes(plan: &Plan, shard: Shard) -> Vec<Vec<Shape>> {
     let (shapes, sharded) = (shapes(plan), sharded(plan, shard.count));
-    let routed = plan.routed_weights();
-    let shapes = routed.iter().flatten().filter_map(|&WeightId(id)| {
+    let shape = |&WeightId(id): &WeightId| {
         let shape = shapes[id]?;
         Some(if sharded[id].is_some() { shape.shard(shard) } else { shape })
-    });
+    };
+    plan.routed_weights().iter().map(|ids| ids.iter().filter_map(shape).collect()).collect()
+}
+
+/// What the experts of a plan take on the device of a shard.
+pub(crate) fn expert_bytes(plan: &Plan, shard: Shard) -> ExpertBytes {
+    let shapes = routed_shapes(plan, shard).into_iter().flatten();
     shapes.fold(ExpertBytes::default(), |sum, shape| ExpertBytes {
         experts: sum.experts.max(shape.matrices),
         slot: sum.slot + shape.expert_bytes() as u64,
@@ -48,29 +52,7 @@ pub(crate) fn expert_bytes(plan: &Plan, shard: Shard) -> ExpertBytes {
 /// The bytes of a slot in memory of the host for a mapped expert of any layer, on the device of a
 /// shard.
 pub(crate) fn host_slot_bytes(plan: &Plan, shard: Shard) -> usize {
-    let (shapes, sharded) = (shapes(plan), sharded(plan, shard.count));
-    let shape = |&WeightId(id): &WeightId| {
-        let shape = shapes[id]?;
-        Some(if sharded[id].is_some() { shape.shard(shard) } else { shape })
-    };
-    let of_layer = |ids: &Vec<WeightId>| {
-        let shapes: Vec<Shape> = ids.iter().filter_map(shape).collect();
-        slot_bytes(&shapes)
-    };
-    plan.routed_weights().iter().map(of_layer).max().unwrap_or(0)
-}
-
-/// How many mapped experts have a slot in this much memory of the host, but enough for all that a
-/// step can miss in a layer.
-pub(crate) fn host_slots(plan: &Plan, on_device: usize, slot_bytes: usize, bytes: u64) -> usize {
-    let experts = plan.ops.iter().filter_map(|op| match op {
-        Op::Route { routing, .. } => Some(routing.experts),
-        _ => None,
-    });
-    let (sum, most) = experts.fold((0, 0), |(sum, most), n| (sum + n, most.max(n)));
-    let least = most.saturating_sub(cached_at_first(on_device)).max(1);
-    let slots = bytes.checked_div(slot_bytes as u64).unwrap_or(0);
-    usize::try_from(slots).unwrap_or(usize::MAX).clamp(least, sum.max(least))
+    routed_shapes(plan, shard).iter().map(slot_bytes).max().unwrap_or(0)
 }
 
 /// How many of a layer's slots on the device have experts when a model is loaded: the first ones.

@@ -147,7 +147,7 @@ impl ExpertCache {
             };
             for (i, (to, (placed, cached))) in layer.weights.iter_mut().zip(&cached).enumerate() {
                 let host = match &mapped {
-                    Some(mapped) => mapped.addresses(routing, i),
+                    Some(mapped) => mapped.table(routing, i),
                     None => {
                         let table = at(words.host + 2 * i * experts);
                         send_host_addresses(device, table, cached.host, &placed.shape)?;
@@ -205,7 +205,7 @@ fn send_host_addresses(device: &Device, table: u64, first: u64, shape: &Shape) -
 
 /// A weight as the kernels take it, with the table of addresses in memory of the host.
 fn cached_weight(placed: &Placed, cached: &Cached, host: u64, is_mapped: bool) -> p::CachedWeight {
-    let exponent_bytes = (placed.shape.exponents() / placed.shape.matrices) as u64;
+    let exponent_bytes = placed.shape.expert_exponents() as u64;
     p::CachedWeight {
         table: cached.table,
         host,

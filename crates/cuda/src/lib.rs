@@ -8,6 +8,7 @@ mod driver;
 mod expert_budget;
 mod expert_cache;
 mod header;
+mod host_slots;
 mod kernels;
 mod kv_layout;
 mod lower;
@@ -41,7 +42,7 @@ use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
 
 use constants::{MAX_PEERS, MAX_RULE_DIM, MAX_SCAN_STATE};
 use driver::Device;
-use expert_budget::{ExpertSlots, expert_bytes, host_slot_bytes, host_slots};
+use expert_budget::{ExpertSlots, cached_at_first, expert_bytes, host_slot_bytes};
 pub use header::kernel_headers;
 use kernels::Kernels;
 use kv_layout::KvLayout;
@@ -196,16 +197,29 @@ impl Cuda {
             let available = (self.host_memory)().map(|bytes| bytes / count);
             let all = self.shards().map(|shard| weights::bytes(plan, shard, on_device).host);
             let all = all.max().unwrap_or(0) as u64;
-            // The file's pages need memory too.
-            let half = available.unwrap_or(u64::MAX) / 2;
             let bytes = match self.expert_store {
                 ExpertStore::Auto if available.is_none_or(|available| all <= available) => None,
-                ExpertStore::Auto | ExpertStore::Mmap(None) => Some(half),
+                // The file's pages need memory too.
+                ExpertStore::Auto | ExpertStore::Mmap(None) => Some(available.unwrap_or(0) / 2),
                 ExpertStore::Mmap(Some(bytes)) => Some(bytes / count),
             };
-            bytes.map(|bytes| host_slots(plan, slots, self.host_slot_bytes(plan), bytes))
+            let (least, all) = self.host_slots(plan, slots);
+            let slot_bytes = self.host_slot_bytes(plan).max(1) as u64;
+            bytes.map(|bytes| ((bytes / slot_bytes) as usize).clamp(least, all))
         });
         ExpertSlots { on_device, on_host }
+    }
+
+    /// The fewest and the most slots for mapped experts in memory of the host: for all that a step
+    /// can miss in a layer whose device has these slots, and for all of the model.
+    fn host_slots(&self, plan: &Plan, on_device: usize) -> (usize, usize) {
+        let experts = plan.ops.iter().filter_map(|op| match op {
+            Op::Route { routing, .. } => Some(routing.experts),
+            _ => None,
+        });
+        let (sum, most) = experts.fold((0, 0), |(sum, most), n| (sum + n, most.max(n)));
+        let least = most.saturating_sub(cached_at_first(on_device)).max(1);
+        (least, sum.max(least))
     }
 
     /// The bytes of a slot for a mapped expert in memory of the host.
@@ -435,15 +449,15 @@ impl Backend for Cuda {
             });
             parts.collect::<Result<Vec<CudaModel>>>()
         };
-        let mut parts = match (load(slots), slots.on_device) {
-            // Some systems let a driver have less memory than is free.
-            (Err(Error::HostMemory(_)), Some(on_device)) if slots.on_host.is_none() => {
-                let bytes = self.host_slot_bytes(&plan);
-                let on_host = Some(host_slots(&plan, on_device, bytes, 0));
-                load(ExpertSlots { on_host, ..slots })?
-            }
-            (parts, _) => parts?,
-        };
+        let mut parts = load(slots);
+        let (least, all) = self.host_slots(&plan, slots.on_device.unwrap_or(0));
+        let mut on_host = slots.on_host.unwrap_or(all);
+        // Some systems let a driver have less of the host's memory than is free.
+        while matches!(parts, Err(Error::HostMemory(_))) && on_host > least {
+            on_host = (on_host / 2).max(least);
+            parts = load(ExpertSlots { on_host: Some(on_host), ..slots });
+        }
+        let mut parts = parts?;
         // Connected parts wait for each other. All have nearly the same shapes.
         let tuning = Arc::new(self.tune(&parts[0]));
         parts.iter_mut().for_each(|part| part.tuning = Arc::clone(&tuning));

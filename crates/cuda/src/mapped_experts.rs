@@ -1,21 +1,21 @@
 //! Experts that stay in the model's file, where the host has no memory for all of them either. Some
-//! of them are packed in memory of the host, which has slots for experts of any layer. A kernel
-//! behind each choice of experts asks for those that are neither there nor on the device
-//! (`kernels/expert_cache.cu`), and waits. During steps a thread answers: it reads them from the
-//! file, in the place of those that were used least recently (LRU).
+//! of them are packed in slots in memory of the host. Behind each choice of experts, the kernel
+//! `request_experts` (`kernels/expert_cache.cu`) requests those that are neither there nor on the
+//! device, and polls until a thread of the host has read them from the file.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use bodkin_backend::{Error, Result};
 use bodkin_gguf::{File, Format, Tensor};
 use bodkin_model::{Plan, WeightId};
 
-use crate::constants::TILE_ROWS;
 use crate::driver::{Device, Pinned};
+use crate::host_slots::{HostSlots, Taken};
 use crate::packed::Shape;
 use crate::packing::{Piece, pack_all};
 use crate::parameters::expert_cache::RequestExperts;
@@ -23,27 +23,33 @@ use crate::parameters::expert_cache::RequestExperts;
 /// Slots begin at multiples of it.
 const ALIGNMENT: usize = 256;
 
-/// Bytes of an expert's exponents.
-fn exponent_bytes(shape: &Shape) -> usize {
-    shape.tiles() * TILE_ROWS
-}
+/// Words of the mailbox: the time of the last request, its routing, the time of the last one that
+/// was answered, and whether no more will be. The first is the clock.
+const MAILBOX: usize = 5;
+const REQUEST: usize = 1;
+const ROUTING: usize = 2;
+const ANSWER: usize = 3;
+const HAS_ENDED: usize = 4;
+
+/// How long the thread spins for the next request of a step, and how long it sleeps between looks
+/// then: reading an expert takes far longer.
+const SPIN_TIME: Duration = Duration::from_micros(100);
+const POLL_TIME: Duration = Duration::from_micros(20);
 
 /// Bytes of a slot for an expert whose matrices have these shapes.
 pub(crate) fn slot_bytes<'a>(shapes: impl IntoIterator<Item = &'a Shape>) -> usize {
-    let bytes = |shape: &Shape| shape.expert_bytes() + exponent_bytes(shape);
+    let bytes = |shape: &Shape| shape.expert_bytes() + shape.expert_exponents();
     shapes.into_iter().map(bytes).sum::<usize>().next_multiple_of(ALIGNMENT)
 }
 
 /// The experts of a loaded model on one device.
 pub(crate) struct MappedExperts {
     reader: Arc<Reader>,
-    /// Answers requests.
     thread: Option<JoinHandle<()>>,
-    /// The addresses of the buffers of these names.
+    /// The addresses of [`Buffers::used_at`], [`Buffers::tables`] and [`Buffers::mailbox`].
     used_at: u64,
-    addresses: u64,
-    requests: u64,
-    answers: u64,
+    tables: u64,
+    mailbox: u64,
 }
 
 /// Reads experts.
@@ -77,23 +83,20 @@ struct Matrices {
     bytes: usize,
     /// Where it begins in a slot.
     offset: usize,
-    /// The number of the first one among the addresses.
+    /// The number of the first one in the tables.
     first: usize,
 }
 
 struct Buffers {
     /// [slots, slot_bytes]: of each matrix of an expert its tiles, then their exponents.
     tiles: Pinned<u8>,
-    /// Of the experts of all layers: the last request when each was chosen.
+    /// When each expert of all layers was chosen last, by the device's clock of layers.
     used_at: Pinned<u32>,
-    /// Of the matrices of all weights: their addresses in slots, or 0.
-    addresses: Pinned<u64>,
-    /// The number of the last request, and its routing.
-    requests: Pinned<u32>,
-    /// The number of the last request that was answered.
-    answers: Pinned<u32>,
-    /// The layer and the expert in each slot.
-    experts: Vec<Option<(usize, usize)>>,
+    /// The address of each matrix of each weight in a slot, or 0.
+    tables: Pinned<u64>,
+    /// See [`RequestExperts::mailbox`].
+    mailbox: Pinned<u32>,
+    slots: HostSlots,
     /// Experts of each routing that were read.
     reads: Vec<u64>,
 }
@@ -128,7 +131,7 @@ impl MappedExperts {
                 let bytes = weight.bytes as usize / count;
                 let (tensor, format, first) = (tensor.clone(), weight.format, matrices);
                 weights.push(Matrices { tensor, format, shape, bytes, offset, first });
-                offset += shape.expert_bytes() + exponent_bytes(&shape);
+                offset += shape.expert_bytes() + shape.expert_exponents();
                 matrices += count;
             }
             layers.push(Layer { experts: count, first: experts, weights });
@@ -136,17 +139,17 @@ impl MappedExperts {
         }
         let of_layer = |layer: &Layer| slot_bytes(layer.weights.iter().map(|w| &w.shape));
         let slot_bytes = layers.iter().map(of_layer).max().unwrap_or(0);
+        let tiles = Pinned::zeroed(device, slots * slot_bytes);
         let buffers = Buffers {
-            tiles: Pinned::zeroed(device, slots * slot_bytes)?,
+            tiles: tiles.map_err(|error| Error::HostMemory(error.to_string()))?,
             used_at: Pinned::zeroed(device, experts)?,
-            addresses: Pinned::zeroed(device, matrices)?,
-            requests: Pinned::zeroed(device, 2)?,
-            answers: Pinned::zeroed(device, 1)?,
-            experts: vec![None; slots],
+            tables: Pinned::zeroed(device, matrices)?,
+            mailbox: Pinned::zeroed(device, MAILBOX)?,
+            slots: HostSlots::new(slots, experts),
             reads: vec![0; layers.len()],
         };
-        let (used_at, addresses) = (buffers.used_at.address(), buffers.addresses.address());
-        let (requests, answers) = (buffers.requests.address(), buffers.answers.address());
+        let (used_at, tables) = (buffers.used_at.address(), buffers.tables.address());
+        let mailbox = buffers.mailbox.address();
         let reader = Arc::new(Reader {
             file: Arc::clone(file),
             layers,
@@ -156,16 +159,19 @@ impl MappedExperts {
             has_ended: AtomicBool::new(false),
             failure: OnceLock::new(),
         });
-        let answering = Arc::clone(&reader);
-        let answer = move || answering.answer_all([requests, answers]);
-        let thread = thread::Builder::new().name("experts".to_owned()).spawn(answer);
+        let thread = {
+            let reader = Arc::clone(&reader);
+            thread::Builder::new()
+                .name("experts".to_owned())
+                .spawn(move || reader.serve_requests(mailbox))
+        };
         let thread = thread.map_err(|error| Error::Config(format!("cuda: no thread: {error}")))?;
-        Ok(MappedExperts { reader, thread: Some(thread), used_at, addresses, requests, answers })
+        Ok(MappedExperts { reader, thread: Some(thread), used_at, tables, mailbox })
     }
 
-    /// Where the addresses of the experts of a routing's weight are.
-    pub(crate) fn addresses(&self, routing: usize, weight: usize) -> u64 {
-        self.addresses + 8 * self.reader.layers[routing].weights[weight].first as u64
+    /// Where the table of the addresses of the experts of a routing's weight is.
+    pub(crate) fn table(&self, routing: usize, weight: usize) -> u64 {
+        self.tables + 8 * self.reader.layers[routing].weights[weight].first as u64
     }
 
     /// The request for experts of a routing, whose layer is at this address.
@@ -173,20 +179,19 @@ impl MappedExperts {
         RequestExperts {
             layer,
             used_at: self.used_at + 4 * self.reader.layers[routing].first as u64,
-            requests: self.requests,
-            answers: self.answers,
+            mailbox: self.mailbox,
             routing: routing as u32,
             padding: 0,
         }
     }
 
-    /// Answers requests until the result is dropped.
-    pub(crate) fn answer(&self) -> Answering {
+    /// Lets the thread look for requests until the result is dropped.
+    pub(crate) fn begin_step(&self) -> StepGuard {
         self.reader.steps.fetch_add(1, Ordering::Release);
         if let Some(thread) = &self.thread {
             thread.thread().unpark();
         }
-        Answering(Arc::clone(&self.reader))
+        StepGuard(Arc::clone(&self.reader))
     }
 
     /// Experts of a routing that were read from the file.
@@ -200,10 +205,10 @@ impl MappedExperts {
     }
 }
 
-/// Requests are answered as long as it is there.
-pub(crate) struct Answering(Arc<Reader>);
+/// A step that may request experts.
+pub(crate) struct StepGuard(Arc<Reader>);
 
-impl Drop for Answering {
+impl Drop for StepGuard {
     fn drop(&mut self) {
         self.0.steps.fetch_sub(1, Ordering::Release);
     }
@@ -225,25 +230,28 @@ impl Reader {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers requests of steps, until the model is dropped.
-    fn answer_all(&self, [requests, answers]: [u64; 2]) {
-        // SAFETY: the buffers are as long as this has a reader; they are aligned, and the device
-        // and this thread alone access these words while they run.
-        let [request, routing, answer] = [requests, requests + 4, answers]
-            .map(|at| unsafe { AtomicU32::from_ptr(at as *mut u32) });
-        let mut answered = 0;
+    /// Reads what steps request, until the model is dropped.
+    fn serve_requests(&self, mailbox: u64) {
+        // SAFETY: the buffer is as long, and is there as long as this has a reader; the device and
+        // this thread alone access these words while they run.
+        let [request, routing, answer, has_ended] = [REQUEST, ROUTING, ANSWER, HAS_ENDED]
+            .map(|word| unsafe { AtomicU32::from_ptr((mailbox as *mut u32).add(word)) });
+        let (mut answered, mut asked_at) = (0, Instant::now());
         while !self.has_ended.load(Ordering::Acquire) {
             let number = request.load(Ordering::Acquire);
             if number != answered {
                 self.try_read(routing.load(Ordering::Relaxed) as usize, number);
-                answered = number;
+                (answered, asked_at) = (number, Instant::now());
                 answer.store(number, Ordering::Release);
             } else if self.steps.load(Ordering::Acquire) == 0 {
                 thread::park();
+            } else if asked_at.elapsed() < SPIN_TIME {
+                std::hint::spin_loop();
             } else {
-                thread::yield_now();
+                thread::sleep(POLL_TIME);
             }
         }
+        has_ended.store(1, Ordering::Release);
     }
 
     fn try_read(&self, routing: usize, now: u32) {
@@ -256,35 +264,51 @@ impl Reader {
         self.failure.get_or_init(|| text);
     }
 
-    /// Reads the experts of a layer that were chosen at this request and are not here.
+    /// Reads the experts of a layer that were chosen now and are not here.
     fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<()> {
         let layer = &self.layers[routing];
-        let mut buffers = self.buffers();
-        let taken = buffers.take_slots(&self.layers, routing, now);
-        for &(slot, expert) in &taken {
-            let start = buffers.tiles.address() + (slot * self.slot_bytes) as u64;
-            for weight in &layer.weights {
-                let address = start + weight.offset as u64;
-                buffers.addresses.slice_mut()[weight.first + expert] = address;
-            }
+        let experts = layer.first..layer.first + layer.experts;
+        let Buffers { tiles, used_at, tables, slots, reads, .. } = &mut *self.buffers();
+        let taken = slots.take(experts, now, used_at.slice());
+        // Of steps whose experts cannot be read nobody sees the results, but they must have some.
+        let (start, tables) = (tiles.address(), tables.slice_mut());
+        for &Taken { slot, expert, evicted } in &taken {
+            self.entries(evicted).for_each(|(entry, _)| tables[entry] = 0);
+            let slot = start + (slot * self.slot_bytes) as u64;
+            self.entries(Some(expert)).for_each(|(entry, at)| tables[entry] = slot + at);
         }
-        buffers.reads[routing] += taken.len() as u64;
+        reads[routing] += taken.len() as u64;
         // Reading mapped pages behind the end of the file would end the process.
         self.file.check_unchanged()?;
-        let parts = || taken.iter().flat_map(|&(_, e)| layer.weights.iter().map(move |w| (e, w)));
-        for (expert, weight) in parts() {
-            self.file.will_need(&weight.tensor, weight.range(expert));
-        }
-        let all = buffers.tiles.slice_mut().chunks_exact_mut(self.slot_bytes);
-        let mut all: Vec<Option<&mut [u8]>> = all.map(Some).collect();
-        pack_all(taken.iter().flat_map(|&(slot, expert)| {
-            let bytes = all[slot].take().expect("each expert has a slot of its own");
-            self.pieces(layer, expert, bytes)
+        let parts = || {
+            let of_expert = |taken: &Taken| {
+                let expert = taken.expert - layer.first;
+                layer.weights.iter().map(move |weight| (&weight.tensor, weight.range(expert)))
+            };
+            taken.iter().flat_map(of_expert)
+        };
+        parts().for_each(|(tensor, range)| self.file.will_need(tensor, range));
+        // They come by slot.
+        let (mut slots, mut next) = (tiles.slice_mut().chunks_exact_mut(self.slot_bytes), 0);
+        pack_all(taken.iter().flat_map(|&Taken { slot, expert, .. }| {
+            let bytes = slots.nth(slot - next).expect("one of the slots");
+            next = slot + 1;
+            self.pieces(layer, expert - layer.first, bytes)
         }));
-        for (expert, weight) in parts() {
-            self.file.release_part(&weight.tensor, weight.range(expert));
-        }
+        parts().for_each(|(tensor, range)| self.file.release_part(tensor, range));
         Ok(())
+    }
+
+    /// The entries of an expert in the tables, each with the offset of its matrix in a slot.
+    fn entries(&self, expert: Option<usize>) -> impl Iterator<Item = (usize, u64)> {
+        let found = expert.and_then(|expert| {
+            let of = |layer: &&Layer| (layer.first..layer.first + layer.experts).contains(&expert);
+            Some((self.layers.iter().find(of)?, expert))
+        });
+        found.into_iter().flat_map(|(layer, expert)| {
+            let entry = move |w: &Matrices| (w.first + expert - layer.first, w.offset as u64);
+            layer.weights.iter().map(entry)
+        })
     }
 
     /// The matrices of an expert, to be packed in its slot.
@@ -293,7 +317,7 @@ impl Reader {
         let piece = |weight: &'a Matrices| {
             let Matrices { tensor, format, shape, .. } = weight;
             let (packed, behind) = std::mem::take(&mut rest).split_at_mut(shape.expert_bytes());
-            let (exponents, behind) = behind.split_at_mut(exponent_bytes(shape));
+            let (exponents, behind) = behind.split_at_mut(shape.expert_exponents());
             rest = behind;
             let tiles = expert * shape.tiles()..(expert + 1) * shape.tiles();
             let (format, data) = (*format, self.file.data(tensor));
@@ -307,43 +331,5 @@ impl Matrices {
     /// The bytes of an expert in the tensor.
     fn range(&self, expert: usize) -> Range<usize> {
         expert * self.bytes..(expert + 1) * self.bytes
-    }
-}
-
-impl Buffers {
-    /// Gives slots to the experts of a layer that were chosen at this request and have none, those
-    /// that were used least recently. Returns the slots with their experts.
-    fn take_slots(&mut self, layers: &[Layer], routing: usize, now: u32) -> Vec<(usize, usize)> {
-        let layer = &layers[routing];
-        let used_at = &self.used_at.slice()[layer.first..][..layer.experts];
-        let addresses = &self.addresses.slice()[layer.weights[0].first..][..layer.experts];
-        let is_missing = |&expert: &usize| used_at[expert] == now && addresses[expert] == 0;
-        let missing: Vec<usize> = (0..layer.experts).filter(is_missing).collect();
-        // Requests of a very long time ago seem new when their number overflows.
-        let age = |&(_, expert): &(usize, &Option<(usize, usize)>)| match *expert {
-            None => u32::MAX,
-            Some((of, expert)) => {
-                let used_at = self.used_at.slice()[layers[of].first + expert];
-                // Those of this layer are read in this step.
-                if of == routing && used_at == now { 0 } else { 1 + now.wrapping_sub(used_at) / 2 }
-            }
-        };
-        let mut slots: Vec<(u32, usize)> =
-            self.experts.iter().enumerate().map(|slot| (age(&slot), slot.0)).collect();
-        slots.sort_unstable_by(|a, b| b.cmp(a));
-        assert!(
-            missing.is_empty() || slots[missing.len() - 1].0 > 0,
-            "there are slots for all missed experts of a layer"
-        );
-        let taken = slots.into_iter().map(|(_, slot)| slot).zip(missing);
-        let taken: Vec<(usize, usize)> = taken.collect();
-        for &(slot, expert) in &taken {
-            if let Some((of, victim)) = self.experts[slot].replace((routing, expert)) {
-                for weight in &layers[of].weights {
-                    self.addresses.slice_mut()[weight.first + victim] = 0;
-                }
-            }
-        }
-        taken
     }
 }

@@ -283,16 +283,15 @@ impl CudaModel {
         observed
     }
 
-    /// The result of a step, or its cause: that of a grid that the watchdog ended, as to the driver
-    /// that step and all later ones have failed; or that of experts that could not be read, of
-    /// which the driver knows nothing.
-    pub(crate) fn explain(&self, result: Result<()>) -> Result<()> {
-        let stall = || self.persistent.as_ref().and_then(|(.., watchdog)| watchdog.error());
-        let unread = self.mapped_experts().and_then(MappedExperts::failure);
-        match unread.or_else(|| result.as_ref().err().and_then(|_| stall())) {
-            Some(cause) => Err(cause),
-            None => result,
-        }
+    /// The error of a grid that the watchdog ended: to the driver, that step and all later ones
+    /// have failed.
+    pub(crate) fn stall(&self) -> Option<Error> {
+        self.persistent.as_ref().and_then(|(.., watchdog)| watchdog.error())
+    }
+
+    /// Fails if experts could not be read: then the results of a step that is over are wrong.
+    pub(crate) fn check_experts(&self) -> Result<()> {
+        self.mapped_experts().and_then(MappedExperts::failure).map_or(Ok(()), Err)
     }
 
     /// The address of the first row of logits.
@@ -330,13 +329,14 @@ impl CudaModel {
     /// Waits for a step, and copies its logits.
     pub(crate) fn receive_logits(&mut self, batch: &Batch, logits: &mut [f32]) -> Result<()> {
         if logits.is_empty() {
-            return self.device.synchronize();
+            return self.synchronize();
         }
         let from = self.output_address(batch);
         let received = &mut self.logits_staging.slice_mut()[..logits.len()];
         // SAFETY: the output holds as much, and the copy is waited for.
         unsafe { self.device.copy_to_host(received, from) }?;
-        self.device.synchronize()?;
+        self.synchronize()?;
+        let received = &self.logits_staging.slice()[..logits.len()];
         logits.copy_from_slice(received);
         Ok(())
     }
@@ -428,7 +428,7 @@ impl Model for CudaModel {
     }
 
     fn step(&mut self, step: backend::Step<'_>, sink: Sink<'_>) -> Result<()> {
-        let _answering = self.mapped_experts().map(MappedExperts::answer);
+        let _step = self.mapped_experts().map(MappedExperts::begin_step);
         let result = if self.needs_no_host_sampler(&step) {
             let launch = &mut |parts: &mut [CudaModel], batch: &Batch, end_of_step| {
                 parts.iter_mut().try_for_each(|part| part.launch_stages(batch, end_of_step))
@@ -442,7 +442,7 @@ impl Model for CudaModel {
             self.host = host;
             result
         };
-        self.explain(result)
+        result.map_err(|error| self.stall().unwrap_or(error))
     }
 
     fn transfer(&mut self, mut transfer: Transfer<'_>) -> Result<usize> {

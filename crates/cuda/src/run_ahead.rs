@@ -56,10 +56,11 @@ impl CudaModel {
         run.and(finished.into_iter().collect())
     }
 
-    /// Waits for all that is in the device's stream.
+    /// Waits for all that is in the device's stream, and checks that its results count.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.device.make_current()?;
-        self.device.synchronize()
+        self.device.synchronize()?;
+        self.check_experts()
     }
 
     /// Launches steps, and passes the results of each on while the next one runs.
@@ -93,7 +94,10 @@ impl CudaModel {
                 launched += 1;
             }
             match events.pop_front() {
-                Some(event) if ahead > 0 => event.wait()?,
+                Some(event) if ahead > 0 => {
+                    event.wait()?;
+                    parts.iter().try_for_each(CudaModel::check_experts)?;
+                }
                 _ => parts.iter().try_for_each(CudaModel::synchronize)?,
             }
             let first = &mut parts[0];

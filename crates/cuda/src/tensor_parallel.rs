@@ -13,7 +13,7 @@ use bodkin_model::Plan;
 
 use crate::driver::{Columns, Event};
 use crate::lower::{Gather, Stage, Work};
-use crate::mapped_experts::{Answering, MappedExperts};
+use crate::mapped_experts::{MappedExperts, StepGuard};
 use crate::model::{CudaModel, StepEnd};
 use crate::observe;
 use crate::step::{Size, Step};
@@ -209,7 +209,7 @@ impl Model for TensorParallel {
         // A poisoned lock guards nothing.
         let _alone = STEPS.lock().unwrap_or_else(PoisonError::into_inner);
         let mapped = self.parts.iter().filter_map(CudaModel::mapped_experts);
-        let _answering: Vec<Answering> = mapped.map(MappedExperts::answer).collect();
+        let _steps: Vec<StepGuard> = mapped.map(MappedExperts::begin_step).collect();
         let are_connected = matches!(self.exchange, Exchange::Stores);
         let result = if are_connected && self.parts[0].needs_no_host_sampler(&step) {
             let TensorParallel { parts, exchange, .. } = self;
@@ -224,8 +224,8 @@ impl Model for TensorParallel {
             self.host = host;
             result
         };
-        // The first one's cause counts.
-        self.parts.iter().rev().fold(result, |result, part| part.explain(result))
+        let stall = || self.parts.iter().find_map(CudaModel::stall);
+        result.map_err(|error| stall().unwrap_or(error))
     }
 
     /// Every device has the whole state.

@@ -7,7 +7,7 @@ mod vector;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bodkin_backend::{Progress, Result, StoredFormat};
+use bodkin_backend::{Error, Progress, Result, StoredFormat};
 use bodkin_gguf::File;
 use bodkin_model::{Op, Plan, Weight};
 use bytemuck::cast_slice_mut;
@@ -235,7 +235,10 @@ impl Weights {
         let memory = Memory::zeroed(device, bytes.device, "the weights")?;
         let mut host = match (bytes.host, slots.on_host) {
             (0, _) | (_, Some(_)) => None,
-            (bytes, None) => Some(Pinned::<u8>::zeroed(device, bytes)?),
+            (bytes, None) => {
+                let memory = Pinned::<u8>::zeroed(device, bytes);
+                Some(memory.map_err(|error| Error::HostMemory(error.to_string()))?)
+            }
         };
         let largest = offsets.iter().map(|offsets| {
             let tile = offsets.matrix.map_or(0, |(shape, ..)| tile_bytes(&shape));

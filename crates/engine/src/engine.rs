@@ -169,9 +169,9 @@ impl Engine {
     /// As [`Engine::submit`].
     pub fn submit_to(&self, request: Request, sink: UpdateSink) -> Result<EventDecoder> {
         let max_tokens = self.check(&request)?;
-        let matcher = self.compile(&request)?;
         let place = OpenRequest::new(&self.status, self.most_open);
         let place = place.ok_or(Error::QueueFull { limit: self.queue })?;
+        let matcher = self.compile(&request)?;
         self.enqueue(request, matcher, max_tokens, sink, place)
     }
 
@@ -184,9 +184,9 @@ impl Engine {
         self.check_count(count)?;
         let max_tokens = requests.iter().map(|(request, _)| self.check(request));
         let max_tokens = max_tokens.collect::<Result<Vec<_>>>()?;
-        let matchers = self.compile_all(requests.iter().map(|(request, _)| request))?;
         let places = OpenRequest::several(&self.status, count, limit)
             .ok_or(Error::QueueFull { limit: self.queue })?;
+        let matchers = self.compile_all(requests.iter().map(|(request, _)| request))?;
         // If one is refused, dropping the decoders of those before it cancels them.
         let all = requests.into_iter().zip(matchers).zip(max_tokens).zip(places);
         all.map(|((((request, sink), matcher), max_tokens), place)| {
@@ -204,7 +204,9 @@ impl Engine {
             message: message.clone(),
         };
         let compiler = compiler.as_ref().map_err(wrong)?;
-        compiler.compile(constraint, request.reasoning).map(Some)
+        let matcher = compiler.compile(constraint, request.reasoning)?;
+        // Without an answer there is nothing to mask.
+        Ok(Some(matcher).filter(|_| request.max_tokens != Some(0)))
     }
 
     /// As [`Engine::compile`], once for requests in a row that have the same one.

@@ -12,7 +12,7 @@ mod schema;
 mod tests;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use llguidance::api::{GrammarInit, GrammarWithLexer, ParserLimits, TopLevelGrammar};
@@ -106,8 +106,9 @@ const TRIE_BYTES: usize = (1 << 22) - 2;
 const TOKEN_BYTES: usize = 1000;
 
 /// The stack of a thread that compiles, of which only what is used takes memory. A level of a
-/// schema takes up to 20 KB in a debug build, and [`schema::MAX_DEPTH`] bounds the levels.
-const STACK_BYTES: usize = 64 << 20;
+/// schema takes up to 20 KB in a debug build, and [`schema::MAX_DEPTH`] and [`schema::MAX_LEVELS`]
+/// bound the levels.
+const STACK_BYTES: usize = 256 << 20;
 
 /// What a constraint may take.
 fn limits() -> ParserLimits {
@@ -133,6 +134,8 @@ fn limits() -> ParserLimits {
 pub(crate) struct Compiler {
     tokenizer: Arc<Tokenizer>,
     factory: ParserFactory,
+    /// Held while one is compiled, which takes a core: others wait.
+    turn: Mutex<()>,
 }
 
 impl Compiler {
@@ -157,7 +160,7 @@ impl Compiler {
         let mut factory = factory.map_err(|error| error.to_string())?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Compiler { tokenizer: Arc::clone(tokenizer), factory })
+        Ok(Compiler { tokenizer: Arc::clone(tokenizer), factory, turn: Mutex::new(()) })
     }
 
     /// Compiles a constraint, with what `reasoning` comes before the answer.
@@ -169,6 +172,7 @@ impl Compiler {
         constraint: &Constraint,
         reasoning: Option<Reasoning>,
     ) -> Result<Matcher> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let matcher = constraint.on_large_stack(|grammar| {
             let parser = self.factory.create_parser(top_level(grammar)?);
             let mut matcher = llguidance::Matcher::new(parser);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use bodkin_backend::{Backend, ExpertBudget, ExpertStore, LayerSplit, Mock};
+use bodkin_backend::{Backend, ExpertBudget, LayerSplit, Mock};
 use bodkin_cpu::{Cpu, MAX_THREADS, Sparse};
 use bodkin_cuda::Cuda;
 use bodkin_wgpu::Wgpu;
@@ -162,14 +162,8 @@ fn first_gpu(options: &Options, reporter: &Reporter) -> Option<Box<dyn Backend>>
             let wgpu = wgpu?;
             // Where both share the memory, the CPU needs less: it leaves experts in the file.
             let shares = options.expert_budget.is_limit() && wgpu.shares_host_memory();
-            let reason = if options.expert_store != ExpertStore::Auto {
-                Some("reads no experts from the file")
-            } else if shares {
-                Some("shares the host's memory")
-            } else {
-                lacks_cache(&wgpu, options).then_some("caches no experts")
-            };
-            if let Some(reason) = reason {
+            if shares || lacks_cache(&wgpu, options) {
+                let reason = if shares { "shares the host's memory" } else { "caches no experts" };
                 let name = wgpu.name();
                 reporter.note(&format!("{name} {reason}; running on the CPU"));
                 return None;
@@ -214,10 +208,6 @@ fn wgpu(options: &Options, number: &str, reporter: &Reporter) -> Result<Box<dyn 
     if wgpu.is_software() {
         let name = wgpu.name();
         reporter.note(&format!("{name} is a program of the CPU and slow; device `cpu` is faster"));
-    }
-    if options.expert_store != ExpertStore::Auto {
-        let expected = "device `cuda` or `cpu`, which can leave experts in the file";
-        return Err(Error::option("experts", expected, wgpu.name()));
     }
     if lacks_cache(&wgpu, options) {
         let expected = "a device that can read the experts in the host's memory";

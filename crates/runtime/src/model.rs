@@ -107,10 +107,11 @@ impl Model {
                 false => "all experts fit, or the device does not cache experts of their format",
             };
             file.reporter().note(&format!("expert-budget changes nothing: {reason}"));
-        } else if options.expert_store != ExpertStore::Auto && memory.expert_slots.is_none() {
-            let reason = match file.plan.routed_layers().is_empty() {
-                true => "the model has no experts",
-                false => "all experts fit on the device; expert-budget lets it have fewer",
+        } else if options.expert_store != ExpertStore::Auto && !memory.maps_experts {
+            let reason = match (file.plan.routed_layers().is_empty(), memory.expert_slots) {
+                (true, _) => "the model has no experts",
+                (_, None) => "all experts fit on the device; expert-budget lets it have fewer",
+                (_, Some(_)) => "the device reads experts from the host's memory alone",
             };
             file.reporter().note(&format!("experts mmap changes nothing: {reason}"));
         }

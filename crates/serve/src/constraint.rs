@@ -170,13 +170,14 @@ fn regex(fields: &mut Fields, name: &str) -> Result<Found> {
 
 /// One of several texts.
 fn choice(fields: &mut Fields, name: &str) -> Result<Found> {
-    if !fields.has(name) {
-        return Ok(None);
-    }
+    let Some(texts) = fields.take(name) else { return Ok(None) };
+    fields.put(name, texts);
     let texts = fields.strings(name)?;
     let field = fields.field(name);
     match texts.len() {
-        0 => Ok(None),
+        0 => {
+            Err(ApiError::field(&field, format!("{field}: expected at least one text, found none")))
+        }
         1..=CHOICES => Ok(constraint(fields, name, Grammar::choice(&texts))),
         n => {
             let message = format!("{field}: expected at most {CHOICES} texts, found {n}");
@@ -290,7 +291,7 @@ mod tests {
             "json_schema": null,
             "grammar": "",
             "structured_outputs": { "json": null },
-            "guided_choice": [],
+            "guided_choice": null,
             "text": { "format": text, "verbosity": "low" },
             "format": "",
             "output_format": null,

@@ -11,7 +11,7 @@ mod timeline;
 mod trace;
 
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -80,8 +80,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     record_routing: Option<PathBuf>,
     /// Write an SVG image of expert counts, or mmap[:SIZE]: as in `run`
-    #[arg(long, value_name = "FILE|mmap")]
-    experts: Vec<PathBuf>,
+    #[arg(long, value_name = "FILE|mmap", value_parser = experts)]
+    experts: Vec<Experts>,
     /// Keep weights in the file's layout: less memory, slower
     #[arg(long)]
     no_repack: bool,
@@ -115,20 +115,37 @@ const PROMPT: usize = 512;
 const BANDWIDTHS: usize = 3;
 
 impl Args {
-    /// The file of an image of expert counts.
+    /// The file of an image of expert counts: of several, the last.
     fn expert_image(&self) -> Option<&PathBuf> {
-        self.experts.iter().find(|path| store_of(path).is_none())
+        self.experts.iter().rev().find_map(|experts| match experts {
+            Experts::Image(path) => Some(path),
+            Experts::Store(_) => None,
+        })
     }
 
     /// Where a GPU finds the experts that it has no room for.
     fn expert_store(&self) -> ExpertStore {
-        self.experts.iter().find_map(|path| store_of(path)).unwrap_or_default()
+        let store = self.experts.iter().rev().find_map(|experts| match experts {
+            Experts::Store(store) => Some(*store),
+            Experts::Image(_) => None,
+        });
+        store.unwrap_or_default()
     }
 }
 
-/// The place of experts, if it is one and no file.
-fn store_of(path: &Path) -> Option<ExpertStore> {
-    arguments::expert_store(path.to_str()?).ok()
+/// What `--experts` says.
+#[derive(Clone, Debug)]
+enum Experts {
+    Store(ExpertStore),
+    /// The file of an image.
+    Image(PathBuf),
+}
+
+fn experts(text: &str) -> Result<Experts, String> {
+    match text.split(':').next() {
+        Some("auto" | "mmap") => arguments::expert_store(text).map(Experts::Store),
+        _ => Ok(Experts::Image(text.into())),
+    }
 }
 
 pub(crate) fn run(args: Args) -> Result<()> {

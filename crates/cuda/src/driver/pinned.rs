@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bodkin_backend::{Error, Result};
+use bodkin_backend::Result;
 use bytemuck::Pod;
 use cudarc::driver::sys;
 
@@ -27,8 +27,7 @@ impl<T: Pod> Pinned<T> {
         // SAFETY: the pointer is to a local variable; the memory is freed when dropped.
         unsafe { sys::cuMemHostAlloc(&mut start, len * size_of::<T>(), 0) }
             .result()
-            .map_err(failed("no memory of the host"))
-            .map_err(|error| Error::HostMemory(error.to_string()))?;
+            .map_err(failed("no memory of the host"))?;
         let start = start.cast::<T>();
         // SAFETY: the allocation has `len` elements, and zero is a value of every `Pod`.
         unsafe { std::ptr::write_bytes(start, 0, len) };

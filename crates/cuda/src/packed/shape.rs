@@ -131,9 +131,14 @@ impl Shape {
         self.matrices * self.expert_bytes()
     }
 
-    /// Exponents of the scales of rows, a byte each.
+    /// Exponents of the scales of all rows, a byte each.
     pub(crate) fn exponents(&self) -> usize {
-        self.matrices * self.tiles() * TILE_ROWS
+        self.matrices * self.expert_exponents()
+    }
+
+    /// Those of one matrix.
+    pub(crate) fn expert_exponents(&self) -> usize {
+        self.tiles() * TILE_ROWS
     }
 }
 

@@ -48,14 +48,13 @@ parameters! {
     }
 
     /// A request for a layer's chosen experts that are in the model's file.
-    struct RequestExperts: 40 {
+    struct RequestExperts: 32 {
         layer: (const CachedLayer *),
-        /// [experts], in memory of the host: the last request when each was chosen
+        /// [experts], in memory of the host: the time when each was chosen last
         used_at: (u32 *),
-        /// [2], there: the number of the last request, and its routing
-        requests: (u32 *),
-        /// there: the number of the last request that was answered
-        answers: (const u32 *),
+        /// there: the clock, which counts these kernels; the time of the last request, its routing,
+        /// the time of the last one that was answered, and whether no more will be
+        mailbox: (u32 *),
         routing: u32, padding: u32,
     }
 

@@ -125,9 +125,9 @@ impl Matcher {
         }
     }
 
-    /// The error of an answer whose possible tokens are all excluded by biases.
+    /// The error of an answer whose possible tokens are all excluded by biases or penalties.
     pub(crate) fn excluded(&self) -> Error {
-        self.error("the request's biases exclude all tokens that may follow")
+        self.error("the request's biases or penalties exclude all tokens that may follow")
     }
 
     /// Goes on behind a token that the mask allowed.

@@ -3,7 +3,7 @@
 //! become an exponentially large one, and it follows references without a limit of depth.
 
 use rustc_hash::FxHashMap;
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 /// The most nested schemas, references included.
 pub(super) const MAX_DEPTH: usize = 400;
@@ -17,9 +17,14 @@ const MAX_PATTERNS: usize = 50;
 /// The most properties of an object: the time to compile them grows with their square.
 const MAX_PROPERTIES: usize = 2000;
 
+/// The most nested levels of all schemas that `$ref` names together. The compiler may follow one
+/// from within the other in any order, so they bound its stack.
+pub(super) const MAX_LEVELS: usize = 10_000;
+
 /// The largest `multipleOf`, without its decimal point: its remainders are states of the lexer,
-/// which are all found before the first token. Those that are combined are multiplied.
-const MAX_MULTIPLE: f64 = 10_000.0;
+/// which are all found before the first token. Of those that may be combined it is the least
+/// common multiple.
+const MAX_MULTIPLE: u64 = 10_000;
 
 /// Keywords whose values are schemas, arrays of them, or objects of them.
 const NESTED: [&str; 6] = [
@@ -39,9 +44,15 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
         Value::Bool(false) => return Err("the schema false accepts nothing".to_owned()),
         _ => return Err("expected a JSON schema, which is an object".to_owned()),
     }
-    let mut sizes =
-        Sizes { root: schema, known: FxHashMap::default(), definitions: 0.0, multiple: 1.0 };
-    let size = sizes.of(schema, false, 0)?.size + sizes.definitions;
+    let known = FxHashMap::default();
+    let mut sizes = Sizes { root: schema, known, definitions: 0.0, levels: 0, multiple: 1 };
+    let root = sizes.of(schema, false, 0)?;
+    if root.levels + sizes.levels > MAX_LEVELS {
+        return Err(format!(
+            "the schemas that $ref names have more than {MAX_LEVELS} nested levels together"
+        ));
+    }
+    let size = root.size + sizes.definitions;
     if size > MAX_SIZE {
         return Err(format!(
             "the schema is too large: with what $ref, allOf, anyOf and oneOf combine it has more \
@@ -58,9 +69,11 @@ struct Shape {
     alternatives: f64,
     /// The values of all of them.
     size: f64,
+    /// The nested levels, without those of references.
+    levels: usize,
 }
 
-const SMALL: Shape = Shape { alternatives: 1.0, size: 1.0 };
+const SMALL: Shape = Shape { alternatives: 1.0, size: 1.0, levels: 1 };
 
 struct Sizes<'a> {
     root: &'a Value,
@@ -69,8 +82,10 @@ struct Sizes<'a> {
     known: FxHashMap<(&'a str, bool), Shape>,
     /// The values of those that are not combined, which are compiled once.
     definitions: f64,
-    /// The product of the multiples that are combined.
-    multiple: f64,
+    /// The levels of all that `$ref` names.
+    levels: usize,
+    /// The least common multiple of those that may be combined.
+    multiple: u64,
 }
 
 impl<'a> Sizes<'a> {
@@ -100,16 +115,18 @@ impl<'a> Sizes<'a> {
             if keyword == "oneOf" && options.len() > MAX_OPTIONS {
                 return Err(format!("oneOf has more than {MAX_OPTIONS} options"));
             }
-            let mut sum = Shape { alternatives: 0.0, size: 0.0 };
+            let mut sum = Shape { alternatives: 0.0, size: 0.0, levels: 0 };
             for option in options {
                 let shape = self.of(option, is_combined, depth)?;
                 sum.alternatives += shape.alternatives;
                 sum.size += shape.size;
+                sum.levels = sum.levels.max(shape.levels);
             }
             shapes.push(sum);
         }
         if let Some(values) = keywords.get("enum").and_then(Value::as_array) {
-            shapes.push(Shape { alternatives: values.len() as f64, size: count(values.iter()) });
+            let alternatives = values.len() as f64;
+            shapes.push(Shape { alternatives, size: count(values.iter()), ..SMALL });
         }
         if let Some(value) = keywords.get("const") {
             shapes.push(Shape { size: count([value].into_iter()), ..SMALL });
@@ -120,7 +137,8 @@ impl<'a> Sizes<'a> {
         let alternatives = shapes.iter().map(|shape| shape.alternatives.max(1.0)).product::<f64>();
         let sum: f64 = shapes.iter().map(|shape| shape.size).sum();
         let copies = if shapes.len() > 1 { alternatives } else { 1.0 };
-        Ok(Shape { alternatives, size: 1.0 + copies * sum })
+        let levels = 1 + shapes.iter().map(|shape| shape.levels).max().unwrap_or(0);
+        Ok(Shape { alternatives, size: 1.0 + copies * sum, levels })
     }
 
     /// The keywords of a schema that say what a value of a type is.
@@ -140,27 +158,19 @@ impl<'a> Sizes<'a> {
         if properties.is_some_and(|properties| properties.len() > MAX_PROPERTIES) {
             return Err(format!("an object has more than {MAX_PROPERTIES} properties"));
         }
-        if let Some(multiple) = keywords.get("multipleOf").and_then(Value::as_f64) {
-            let (mut whole, mut digits) = (multiple.abs(), 0);
-            while whole.fract() != 0.0 && digits < 9 {
-                (whole, digits) = (whole * 10.0, digits + 1);
-            }
-            let other = if is_combined { self.multiple } else { 1.0 };
-            if whole.fract() != 0.0 || whole * other > MAX_MULTIPLE {
-                return Err(format!("multipleOf {multiple:e} has too many digits"));
-            }
-            if is_combined {
-                self.multiple *= whole.max(1.0);
-            }
+        if let Some(Value::Number(multiple)) = keywords.get("multipleOf") {
+            self.add_multiple(multiple, is_combined)?;
         }
         let patterns = keywords.get("patternProperties").and_then(Value::as_object);
         if patterns.is_some_and(|patterns| patterns.len() > MAX_PATTERNS) {
             return Err(format!("patternProperties has more than {MAX_PATTERNS} patterns"));
         }
-        let mut size = alternatives;
+        let (mut size, mut levels) = (alternatives, 0);
         for keyword in NESTED {
             let mut add = |schema: &'a Value| -> Result<(), String> {
-                size += self.of(schema, is_combined, depth)?.size;
+                let shape = self.of(schema, is_combined, depth)?;
+                size += shape.size;
+                levels = levels.max(shape.levels);
                 Ok(())
             };
             match keywords.get(keyword) {
@@ -174,7 +184,29 @@ impl<'a> Sizes<'a> {
                 Some(schema) => add(schema)?,
             }
         }
-        Ok(Shape { alternatives, size })
+        Ok(Shape { alternatives, size, levels })
+    }
+
+    /// Checks a `multipleOf`, and adds it to those that may be combined.
+    fn add_multiple(&mut self, multiple: &Number, is_combined: bool) -> Result<(), String> {
+        let whole = without_point(multiple).filter(|&whole| whole <= MAX_MULTIPLE);
+        let Some(whole) = whole else {
+            return Err(format!(
+                "multipleOf {multiple} has too many digits: without a decimal point it may be at \
+                 most {MAX_MULTIPLE}"
+            ));
+        };
+        if !is_combined || whole == 0 {
+            return Ok(());
+        }
+        self.multiple *= whole / greatest_common_divisor(self.multiple, whole);
+        if self.multiple > MAX_MULTIPLE {
+            return Err(format!(
+                "multipleOf {multiple} and others that may be combined with it have a common \
+                 multiple of more than {MAX_MULTIPLE}"
+            ));
+        }
+        Ok(())
     }
 
     /// What `$ref` names. Errors about names that lead nowhere are the compiler's.
@@ -193,10 +225,11 @@ impl<'a> Sizes<'a> {
                 let shape = schema.map_or(Ok(SMALL), |it| self.of(it, is_combined, depth))?;
                 self.known.insert(key, shape);
                 self.definitions += shape.size;
+                self.levels += shape.levels;
                 shape
             }
         };
-        Ok(if is_combined { shape } else { SMALL })
+        Ok(if is_combined { Shape { levels: 1, ..shape } } else { SMALL })
     }
 
     fn find(&self, reference: &str) -> Option<&'a Value> {
@@ -205,6 +238,21 @@ impl<'a> Sizes<'a> {
             pointer => self.root.pointer(pointer),
         }
     }
+}
+
+/// The digits of a number as a whole one: 7 of 0.07, and 1500 of 1.5e3.
+fn without_point(number: &Number) -> Option<u64> {
+    let text = number.to_string();
+    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let (before, behind) = digits.split_once('.').unwrap_or((digits, ""));
+    let behind = behind.trim_end_matches('0');
+    let zeros = exponent.parse::<i32>().ok()? - i32::try_from(behind.len()).ok()?;
+    let whole: u64 = (before.trim_start_matches('-').to_owned() + behind).parse().ok()?;
+    whole.checked_mul(10u64.checked_pow(zeros.max(0).unsigned_abs())?)
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// Keywords about values of a type.

@@ -261,7 +261,13 @@ fn hostile_schemas_are_errors() {
         (json!({ "type": "string", "minLength": u64::MAX }), "regex"),
         (json!({ "type": "array", "minItems": u64::MAX }), ""),
         (json!({ "multipleOf": 123_456_789 }), "multipleOf"),
+        (json!({ "multipleOf": 0.07 }), ""),
+        (json!({ "multipleOf": 1e-300 }), ""),
+        (json!({ "multipleOf": 1e300 }), "multipleOf"),
+        (from_the_leaves(20), ""),
+        (from_the_leaves(11_000), "nested levels together"),
         (json!({ "allOf": [{ "multipleOf": 997 }, { "multipleOf": 991 }] }), "multipleOf"),
+        (json!({ "allOf": [{ "multipleOf": 6 }, { "multipleOf": 15 }] }), ""),
         (json!({ "type": "number", "minimum": 5, "maximum": 1 }), "minimum"),
         (json!({ "minLength": "é".repeat(200) }), "not valid"),
         (json!({ "type": "array", "uniqueItems": true }), r#"not supported: ["uniqueItems"]"#),
@@ -286,6 +292,20 @@ fn hostile_schemas_are_errors() {
         assert!(error.is_empty() || error.starts_with("here: ") && !error.contains('\n'));
         assert!(started.elapsed() < Duration::from_secs(20), "{shown}");
     }
+}
+
+/// A chain of definitions that is looked at from its end on, and compiled from its start on.
+fn from_the_leaves(count: usize) -> Value {
+    let reference = |i: usize| json!({ "$ref": format!("#/$defs/d{i}") });
+    let mut definitions: Map<String, Value> =
+        (0..count).map(|i| (format!("d{i}"), reference(i + 1))).collect();
+    definitions.insert(format!("d{count}"), json!({ "type": "null" }));
+    json!({
+        "type": "object",
+        "properties": { "a": reference(0) },
+        "additionalProperties": { "anyOf": (0..=count).rev().map(reference).collect::<Value>() },
+        "$defs": definitions,
+    })
 }
 
 #[test]
