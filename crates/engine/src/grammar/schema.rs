@@ -3,7 +3,7 @@
 //! become an exponentially large one, and it follows references without a limit of depth.
 
 use rustc_hash::FxHashMap;
-use serde_json::{Map, Number, Value};
+use serde_json::{Map, Value};
 
 /// The most nested schemas, references included.
 pub(super) const MAX_DEPTH: usize = 400;
@@ -158,7 +158,7 @@ impl<'a> Sizes<'a> {
         if properties.is_some_and(|properties| properties.len() > MAX_PROPERTIES) {
             return Err(format!("an object has more than {MAX_PROPERTIES} properties"));
         }
-        if let Some(Value::Number(multiple)) = keywords.get("multipleOf") {
+        if let Some(multiple) = keywords.get("multipleOf").and_then(Value::as_f64) {
             self.add_multiple(multiple, is_combined)?;
         }
         let patterns = keywords.get("patternProperties").and_then(Value::as_object);
@@ -188,11 +188,11 @@ impl<'a> Sizes<'a> {
     }
 
     /// Checks a `multipleOf`, and adds it to those that may be combined.
-    fn add_multiple(&mut self, multiple: &Number, is_combined: bool) -> Result<(), String> {
+    fn add_multiple(&mut self, multiple: f64, is_combined: bool) -> Result<(), String> {
         let whole = without_point(multiple).filter(|&whole| whole <= MAX_MULTIPLE);
         let Some(whole) = whole else {
             return Err(format!(
-                "multipleOf {multiple} has too many digits: without a decimal point it may be at \
+                "multipleOf {multiple:e} has too many digits: without a decimal point it may be at \
                  most {MAX_MULTIPLE}"
             ));
         };
@@ -202,7 +202,7 @@ impl<'a> Sizes<'a> {
         self.multiple *= whole / greatest_common_divisor(self.multiple, whole);
         if self.multiple > MAX_MULTIPLE {
             return Err(format!(
-                "multipleOf {multiple} and others that may be combined with it have a common \
+                "multipleOf {multiple:e} and others that may be combined with it have a common \
                  multiple of more than {MAX_MULTIPLE}"
             ));
         }
@@ -240,15 +240,14 @@ impl<'a> Sizes<'a> {
     }
 }
 
-/// The digits of a number as a whole one: 7 of 0.07, and 1500 of 1.5e3.
-fn without_point(number: &Number) -> Option<u64> {
-    let text = number.to_string();
-    let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-    let (before, behind) = digits.split_once('.').unwrap_or((digits, ""));
-    let behind = behind.trim_end_matches('0');
-    let zeros = exponent.parse::<i32>().ok()? - i32::try_from(behind.len()).ok()?;
-    let whole: u64 = (before.trim_start_matches('-').to_owned() + behind).parse().ok()?;
-    whole.checked_mul(10u64.checked_pow(zeros.max(0).unsigned_abs())?)
+/// A number without its decimal point, as the compiler finds it: none for some whose binary
+/// fraction is not exact, such as 0.07.
+fn without_point(number: f64) -> Option<u64> {
+    let (mut whole, mut digits) = (number.abs(), 0);
+    while whole.fract() != 0.0 && digits < 9 {
+        (whole, digits) = (whole * 10.0, digits + 1);
+    }
+    Some(whole as u64).filter(|_| whole.fract() == 0.0)
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
