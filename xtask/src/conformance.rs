@@ -33,8 +33,8 @@ const TUNED: &str = "with measured launch shapes";
 /// Shares of the experts of a layer that have slots on the device: one expert, and half of them.
 const CACHED_SHARES: [f64; 2] = [0.0, 0.5];
 
-/// A GPU with slots for some experts, and how. Others are in memory of the host; or in the file, and
-/// the host has room for no more than a step needs.
+/// A GPU with slots for some experts, and how. Others are in memory of the host; or in the file,
+/// and the host has room for no more than a step needs.
 fn with_few_experts(
     open: impl Fn() -> Result<Cuda>,
 ) -> impl Iterator<Item = Result<(Cuda, &'static str)>> {

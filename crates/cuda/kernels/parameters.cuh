@@ -1087,8 +1087,7 @@ static_assert(OFFSET(CachedLayer, weight_count) == 252);
 struct RequestExperts {
     const CachedLayer *layer;
     u32 *used_at; // [experts], in memory of the host: the time when each was chosen last
-    // there: the clock, which counts these kernels; the time of the last request, its routing, the time of the last one that was answered, and whether no more will be
-    u32 *mailbox;
+    u32 *mailbox; // [5], there: see MAILBOX of the host
     u32 routing;
     u32 padding;
 };

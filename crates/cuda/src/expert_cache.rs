@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bodkin_backend::{Error, ExpertCacheStats, Result};
 use bodkin_model::Plan;
+use bytemuck::Pod;
 
 use crate::constants::{CACHE_COUNTERS, MATRICES, NO_SLOT, SPARE_SLOTS};
 use crate::driver::{Device, Memory};
@@ -104,11 +105,9 @@ impl ExpertCache {
             let experts = program.routings[routing];
             let words = LayerWords::of(experts);
             let at = |word: usize| next + 4 * word as u64;
-            let cached = weights.iter().filter_map(|id| {
-                let placed = &placed[id.0];
-                placed.cached.as_ref().map(|cached| (placed, cached))
-            });
-            let cached: Vec<_> = cached.collect();
+            let cached = weights.iter().map(|id| &placed[id.0]);
+            let cached: Vec<_> =
+                cached.filter_map(|placed| Some((placed, placed.cached.as_ref()?))).collect();
             let (index, counters) = (layers.len(), at(words.counters));
             routings.push(cached.first().map(|(_, first)| {
                 let slots = first.slots;
@@ -120,18 +119,10 @@ impl ExpertCache {
             let of_experts: Vec<u32> = (0..experts).map(|slot| number(slot, resident)).collect();
             let spares: Vec<u32> =
                 (resident..resident + SPARE_SLOTS).map(|slot| number(slot, slots)).collect();
-            // SAFETY: the layer has a slot number for each expert, and each spare slot; the copies
-            // have ended after `synchronize`.
-            unsafe {
-                device.copy_to_device(at(words.slots), &of_experts)?;
-                device.copy_to_device(at(words.spares), &spares)?;
-            }
-            device.synchronize()?;
+            send(device, at(words.slots), &of_experts)?;
+            send(device, at(words.spares), &spares)?;
             if cached.len() > MATRICES {
-                return Err(Error::Config(format!(
-                    "cuda: expected at most {MATRICES} matrices of a cached expert, found {}",
-                    cached.len()
-                )));
+                return Err(too_many_matrices(cached.len()));
             }
             let mut layer = p::CachedLayer {
                 counts,
@@ -145,25 +136,20 @@ impl ExpertCache {
                 weight_count: cached.len() as u32,
                 ..p::CachedLayer::default()
             };
-            for (i, (to, (placed, cached))) in layer.weights.iter_mut().zip(&cached).enumerate() {
-                let host = match &mapped {
-                    Some(mapped) => mapped.table(routing, i),
-                    None => {
-                        let table = at(words.host + 2 * i * experts);
-                        send_host_addresses(device, table, cached.host, &placed.shape)?;
-                        table
-                    }
-                };
-                *to = cached_weight(placed, cached, host, mapped.is_some());
+            for (i, (placed, cached)) in cached.into_iter().enumerate() {
+                let table = mapped.as_ref().map(|mapped| mapped.table(routing, i));
+                let host = table.unwrap_or_else(|| at(words.host + 2 * i * experts));
+                if table.is_none() {
+                    send_host_addresses(device, host, cached.host, &placed.shape)?;
+                }
+                layer.weights[i] = cached_weight(placed, cached, host, mapped.is_some());
             }
             layers.push(layer);
             next += 4 * words.all as u64;
         }
         let bytes = size_of::<p::CachedLayer>() * layers.len();
         let list = Memory::zeroed(device, bytes, "the cache of experts")?;
-        // SAFETY: the allocation has this size, and the copy has ended after `synchronize`.
-        unsafe { device.copy_to_device(list.address, &layers) }
-            .and_then(|()| device.synchronize())?;
+        send(device, list.address, &layers)?;
         Ok(Some(ExpertCache { layers: list, routings, mapped, _state: state }))
     }
 
@@ -193,13 +179,23 @@ impl ExpertCache {
     }
 }
 
+fn too_many_matrices(found: usize) -> Error {
+    let expected = format!("at most {MATRICES} matrices of a cached expert");
+    Error::Config(format!("cuda: expected {expected}, found {found}"))
+}
+
 /// Sends the addresses of a weight's experts, which lie one behind the other in memory of the host,
 /// to a table.
 fn send_host_addresses(device: &Device, table: u64, first: u64, shape: &Shape) -> Result<()> {
     let address = |expert: usize| first + (expert * shape.expert_bytes()) as u64;
     let addresses: Vec<u64> = (0..shape.matrices).map(address).collect();
-    // SAFETY: the table has an address for each expert; the copy has ended after `synchronize`.
-    unsafe { device.copy_to_device(table, &addresses) }?;
+    send(device, table, &addresses)
+}
+
+/// Copies a part of the cache's tables to its place, which has room for it.
+fn send<T: Pod>(device: &Device, to: u64, part: &[T]) -> Result<()> {
+    // SAFETY: the tables were allocated for all of their parts, and the copy is waited for.
+    unsafe { device.copy_to_device(to, part) }?;
     device.synchronize()
 }
 

@@ -301,7 +301,7 @@ impl Kernels {
         let modules = Modules::load(device, is_hopper)?;
         let layouts = MmaLayout::ALL.map(|layout| LayoutKernels::load(layout, &modules, is_hopper));
         let Modules { rows, recurrent, sample, gemv_mma, permute_experts, .. } = &modules;
-        let Modules { hyper, select, expert_cache, .. } = &modules;
+        let Modules { hyper, select, expert_cache: cache, .. } = &modules;
         let Modules { decode_attention_mma, decode_attention_mma_q8, .. } = &modules;
         let persistent = || -> Result<Vec<Kernel>> {
             let Modules { persistent, persistent_s24, persistent_cached, .. } = &modules;
@@ -346,9 +346,8 @@ impl Kernels {
             delta_rules: DeltaRules::load(recurrent)?,
             read_all: recurrent.kernel("read_all", 0)?,
             all_gather: modules.all_gather.kernel("all_gather", 0)?,
-            update_expert_cache: expert_cache
-                .kernel("update_expert_cache", GUARANTEED_SHARED_BYTES)?,
-            request_experts: expert_cache.kernel("request_experts", 0)?,
+            update_expert_cache: cache.kernel("update_expert_cache", GUARANTEED_SHARED_BYTES)?,
+            request_experts: cache.kernel("request_experts", 0)?,
             mix: hyper.kernel("mix", 0)?,
             hyper_weights: hyper.kernel("hyper_weights", 0)?,
             compress: select.kernel("compress", 0)?,

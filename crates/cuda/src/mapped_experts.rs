@@ -23,8 +23,9 @@ use crate::parameters::expert_cache::RequestExperts;
 /// Slots begin at multiples of it.
 const ALIGNMENT: usize = 256;
 
-/// Words of the mailbox: the time of the last request, its routing, the time of the last one that
-/// was answered, and whether no more will be. The first is the clock.
+/// Words of the mailbox: the clock, which counts the kernels `request_experts`; the time of the
+/// last request, its routing, the time of the last one that was answered, and whether no more will
+/// be.
 const MAILBOX: usize = 5;
 const REQUEST: usize = 1;
 const ROUTING: usize = 2;

@@ -15,6 +15,25 @@ pub fn total_bytes(memory: &Memory) -> u64 {
     memory.weight_bytes + memory.state_bytes + memory.scratch_bytes
 }
 
+/// Says where the experts of a model are, if they do not all have room.
+pub(crate) fn experts_note(memory: &Memory) -> Option<String> {
+    let slots = memory.expert_slots?;
+    let [cached, host] = [memory.cached_expert_bytes, memory.host_expert_bytes].map(human_bytes);
+    Some(match (memory.maps_experts, memory.host_expert_bytes) {
+        (_, 0) => format!(
+            "experts: {cached} in memory, {slots} of each layer, which needs at least 1; the \
+             others are read from the file when they are needed"
+        ),
+        (true, _) => format!(
+            "experts: {cached} on the device, up to {host} in memory of the host; the others are \
+             read from the file when they are needed"
+        ),
+        (false, _) => {
+            format!("experts: {host} in memory of the host, {cached} of them also on the device")
+        }
+    })
+}
+
 /// Whether a model takes the larger of two steps, by what it holds with either: each step of a
 /// prompt reads most of the experts that have no slot. Decode needs the slots, so the scratch of
 /// the larger step may not take half of them.

@@ -12,7 +12,7 @@ use bodkin_model::{HyperParameters, Plan, Pooling};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
-use crate::memory::{human_bytes, more_checkpoints, takes_larger_steps, total_bytes};
+use crate::memory::{experts_note, human_bytes, more_checkpoints, takes_larger_steps, total_bytes};
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
 use crate::source::{self, Check, Layer, Recommendation, Resolved};
@@ -409,7 +409,9 @@ impl ModelFile {
             return Err(Error::OutOfMemory { model: self.name.clone(), memory, available_bytes });
         }
         self.check_host_memory(&memory)?;
-        self.note_experts(&memory);
+        if let Some(note) = experts_note(&memory) {
+            self.reporter.note(&note);
+        }
         let bytes = self.plan.cost().weight_bytes;
         let phase =
             (bytes > MIN_REPORTED_BYTES).then(|| self.reporter.begin("loading", Some(bytes)));
@@ -443,27 +445,6 @@ impl ModelFile {
             });
         }
         Ok(())
-    }
-
-    /// Says where the experts are if they do not all have room.
-    fn note_experts(&self, memory: &Memory) {
-        let cached = human_bytes(memory.cached_expert_bytes);
-        match (memory.expert_slots, memory.host_expert_bytes) {
-            (None, _) => {}
-            (Some(slots), 0) => self.reporter.note(&format!(
-                "experts: {cached} in memory, {slots} of each layer, which needs at least 1; the \
-                 others are read from the file when they are needed"
-            )),
-            (Some(_), host) if memory.maps_experts => self.reporter.note(&format!(
-                "experts: {cached} on the device, up to {} in memory of the host; the others are \
-                 read from the file when they are needed",
-                human_bytes(host),
-            )),
-            (Some(_), host) => self.reporter.note(&format!(
-                "experts: {} in memory of the host, {cached} of them also on the device",
-                human_bytes(host),
-            )),
-        }
     }
 }
 

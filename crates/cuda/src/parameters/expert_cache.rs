@@ -52,8 +52,7 @@ parameters! {
         layer: (const CachedLayer *),
         /// [experts], in memory of the host: the time when each was chosen last
         used_at: (u32 *),
-        /// there: the clock, which counts these kernels; the time of the last request, its routing,
-        /// the time of the last one that was answered, and whether no more will be
+        /// [5], there: see MAILBOX of the host
         mailbox: (u32 *),
         routing: u32, padding: u32,
     }

@@ -359,10 +359,8 @@ fn print_expert_caches(out: &mut dyn Write, row: &Row) -> Result<()> {
         }
         let ExpertCacheStats { slots, hits, misses, fills, reads } = cache;
         let share = 100.0 * hits as f64 / (hits + misses).max(1) as f64;
-        writeln!(
-            out,
-            "| {layer} | {slots} of {experts} | {hits} ({share:.1} %) | {misses} | {fills} | {reads} |"
-        )?;
+        write!(out, "| {layer} | {slots} of {experts} | {hits} ({share:.1} %) ")?;
+        writeln!(out, "| {misses} | {fills} | {reads} |")?;
     }
     Ok(())
 }
