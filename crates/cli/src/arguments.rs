@@ -27,7 +27,7 @@ pub(crate) struct Machine {
     /// Memory for experts, such as 24G or 40%
     #[arg(long, value_name = "SIZE", default_value = "auto", value_parser = expert_budget)]
     pub(crate) expert_budget: ExpertBudget,
-    /// Experts without room on a GPU: auto, or mmap[:SIZE] (in the file)
+    /// Other experts of a GPU: auto, mmap[:SIZE]
     #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = expert_store)]
     pub(crate) experts: ExpertStore,
     /// CPU threads [default: all cores]

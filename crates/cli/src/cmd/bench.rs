@@ -79,7 +79,7 @@ pub(crate) struct Args {
     /// Write which experts each token chose
     #[arg(long, value_name = "FILE")]
     record_routing: Option<PathBuf>,
-    /// Write an SVG image of expert counts, or mmap[:SIZE]: as in `run`
+    /// SVG image of expert counts to write; mmap: as in `run`
     #[arg(long, value_name = "FILE|mmap", value_parser = experts)]
     experts: Vec<Experts>,
     /// Keep weights in the file's layout: less memory, slower
