@@ -154,9 +154,10 @@ impl Speed {
         hit_rate: f64,
     ) -> Result<Speed> {
         let bandwidth = backend.measure_bandwidth()?;
+        // Nobody knows how many of the others are in the file.
         let host_bandwidth = match placement.expert_slots {
-            Some(_) => backend.measure_host_bandwidth()?,
-            None => None,
+            Some(_) if !placement.memory.maps_experts => backend.measure_host_bandwidth()?,
+            _ => None,
         };
         let at = |tokens| {
             let bytes = placement.bytes_per_token(plan, backend, tokens, hit_rate);
