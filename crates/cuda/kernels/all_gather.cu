@@ -8,12 +8,6 @@ DEVICE void store_system(u32 *to, u32 x) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
 
-DEVICE u32 load_acquire_system(const u32 *at) {
-    u32 x;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
-    return x;
-}
-
 // Stores columns at the same place on all other devices, in units of `T`.
 template <class T> DEVICE void store_columns(const AllGather &p, const OwnColumns &own) {
     u32 units = own.bytes / sizeof(T);

@@ -144,6 +144,24 @@
 // The slot of an expert that is not cached.
 #define NO_SLOT 4294967295u
 
+// Words of the mailbox between `request_experts` and the thread that reads experts.
+#define MAILBOX 5u
+
+// Of them, the clock, which counts the kernels `request_experts`.
+#define CLOCK 0u
+
+// The time of the last request.
+#define REQUEST 1u
+
+// Its routing.
+#define REQUESTED_ROUTING 2u
+
+// The time of the last request that was answered.
+#define ANSWER 3u
+
+// Whether no more will be.
+#define READER_HAS_ENDED 4u
+
 // Words of a row's sampling parameters besides their lists.
 #define SAMPLING_WORDS 16u
 

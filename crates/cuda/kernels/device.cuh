@@ -201,6 +201,19 @@ DEVICE void store_relaxed_system(u16 *to, u16 half) {
     asm volatile("st.relaxed.sys.global.u16 [%0], %1;" ::"l"(to), "h"(half) : "memory");
 }
 
+// What another device or the host has stored, with all that it stored before.
+DEVICE u32 load_acquire_system(const u32 *at) {
+    u32 x;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+    return x;
+}
+
+DEVICE u64 load_acquire_system(const u64 *at) {
+    u64 x;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
+    return x;
+}
+
 DEVICE u32 load_relaxed(const float *at) {
     u32 bits;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(at) : "memory");

@@ -140,18 +140,6 @@ DEVICE void copy_tiles(const CachedWeight &weight, const Fill &fill) {
     }
 }
 
-DEVICE u32 load_acquire_system(const u32 *at) {
-    u32 x;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
-    return x;
-}
-
-DEVICE u64 load_acquire_system(const u64 *at) {
-    u64 x;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");
-    return x;
-}
-
 // Waits for the chosen experts that have neither a slot nor are in memory of the host: a thread of the
 // host reads them from the model's file. Behind the choice, before the update. Grid: one block.
 KERNEL request_experts(const __grid_constant__ RequestExperts p) {
@@ -159,8 +147,8 @@ KERNEL request_experts(const __grid_constant__ RequestExperts p) {
     const CachedLayer &layer = *p.layer;
     grid_dependency_wait();
     if (threadIdx.x == 0) {
-        now = p.mailbox[0] + 1;
-        p.mailbox[0] = now;
+        now = p.mailbox[CLOCK] + 1;
+        p.mailbox[CLOCK] = now;
         are_missing = 0;
     }
     __syncthreads();
@@ -172,10 +160,13 @@ KERNEL request_experts(const __grid_constant__ RequestExperts p) {
     __threadfence_system();
     __syncthreads();
     if (threadIdx.x > 0 || !are_missing) return;
-    p.mailbox[2] = p.routing;
+    p.mailbox[REQUESTED_ROUTING] = p.routing;
     __threadfence_system();
-    *(volatile u32 *)(p.mailbox + 1) = now;
-    while (load_acquire_system(p.mailbox + 3) != now && !load_acquire_system(p.mailbox + 4)) __nanosleep(HOST_NAP);
+    *(volatile u32 *)(p.mailbox + REQUEST) = now;
+    while (load_acquire_system(p.mailbox + ANSWER) != now) {
+        if (load_acquire_system(p.mailbox + READER_HAS_ENDED)) return;
+        __nanosleep(HOST_NAP);
+    }
 }
 
 // Copies the block's part of the exponents of chosen experts without a slot, whose tiles have just come

@@ -1087,7 +1087,7 @@ static_assert(OFFSET(CachedLayer, weight_count) == 252);
 struct RequestExperts {
     const CachedLayer *layer;
     u32 *used_at; // [experts], in memory of the host: the time when each was chosen last
-    u32 *mailbox; // [5], there: see MAILBOX of the host
+    u32 *mailbox; // [MAILBOX], there
     u32 routing;
     u32 padding;
 };

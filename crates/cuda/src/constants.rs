@@ -141,6 +141,18 @@ shared! {
     ON_HOST: u64 = 1;
     /// The slot of an expert that is not cached.
     NO_SLOT: u32 = u32::MAX;
+    /// Words of the mailbox between `request_experts` and the thread that reads experts.
+    MAILBOX: usize = 5;
+    /// Of them, the clock, which counts the kernels `request_experts`.
+    CLOCK: usize = 0;
+    /// The time of the last request.
+    REQUEST: usize = 1;
+    /// Its routing.
+    REQUESTED_ROUTING: usize = 2;
+    /// The time of the last request that was answered.
+    ANSWER: usize = 3;
+    /// Whether no more will be.
+    READER_HAS_ENDED: usize = 4;
     /// Words of a row's sampling parameters besides their lists.
     SAMPLING_WORDS: usize = 16;
     /// Warps of a block of the persistent kernel that compute.

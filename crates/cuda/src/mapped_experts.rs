@@ -14,6 +14,7 @@ use bodkin_backend::{Error, Result};
 use bodkin_gguf::{File, Format, Tensor};
 use bodkin_model::{Plan, WeightId};
 
+use crate::constants::{ANSWER, MAILBOX, READER_HAS_ENDED, REQUEST, REQUESTED_ROUTING};
 use crate::driver::{Device, Pinned};
 use crate::host_slots::{HostSlots, Taken};
 use crate::packed::Shape;
@@ -22,15 +23,6 @@ use crate::parameters::expert_cache::RequestExperts;
 
 /// Slots begin at multiples of it.
 const ALIGNMENT: usize = 256;
-
-/// Words of the mailbox: the clock, which counts the kernels `request_experts`; the time of the
-/// last request, its routing, the time of the last one that was answered, and whether no more will
-/// be.
-const MAILBOX: usize = 5;
-const REQUEST: usize = 1;
-const ROUTING: usize = 2;
-const ANSWER: usize = 3;
-const HAS_ENDED: usize = 4;
 
 /// How long the thread spins for the next request of a step, and how long it sleeps between looks
 /// then: reading an expert takes far longer.
@@ -95,7 +87,7 @@ struct Buffers {
     used_at: Pinned<u32>,
     /// The address of each matrix of each weight in a slot, or 0.
     tables: Pinned<u64>,
-    /// See [`RequestExperts::mailbox`].
+    /// [MAILBOX]: what the kernel and the thread tell each other.
     mailbox: Pinned<u32>,
     slots: HostSlots,
     /// Experts of each routing that were read.
@@ -235,8 +227,9 @@ impl Reader {
     fn serve_requests(&self, mailbox: u64) {
         // SAFETY: the buffer is as long, and is there as long as this has a reader; the device and
         // this thread alone access these words while they run.
-        let [request, routing, answer, has_ended] = [REQUEST, ROUTING, ANSWER, HAS_ENDED]
-            .map(|word| unsafe { AtomicU32::from_ptr((mailbox as *mut u32).add(word)) });
+        let [request, routing, answer, has_ended] =
+            [REQUEST, REQUESTED_ROUTING, ANSWER, READER_HAS_ENDED]
+                .map(|word| unsafe { AtomicU32::from_ptr((mailbox as *mut u32).add(word)) });
         let (mut answered, mut asked_at) = (0, Instant::now());
         while !self.has_ended.load(Ordering::Acquire) {
             let number = request.load(Ordering::Acquire);

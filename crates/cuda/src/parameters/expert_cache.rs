@@ -52,7 +52,7 @@ parameters! {
         layer: (const CachedLayer *),
         /// [experts], in memory of the host: the time when each was chosen last
         used_at: (u32 *),
-        /// [5], there: see MAILBOX of the host
+        /// [MAILBOX], there
         mailbox: (u32 *),
         routing: u32, padding: u32,
     }
