@@ -21,9 +21,9 @@
 //! ```
 
 use bodkin_gguf::format::Group;
-use bytemuck::{cast_slice, cast_slice_mut};
+use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use half::f16;
-use half::slice::HalfFloatSliceExt;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
 use super::layout::{MmaLayout, PackedLayout};
 use crate::constants::{CHUNK_COLS, CODE_UNIT, INPUT_DIVISOR};
@@ -52,7 +52,21 @@ pub(super) fn code_unit(largest: f32, one: f32) -> f32 {
 
 /// The largest magnitude.
 pub(super) fn max_abs(values: impl Iterator<Item = f32>) -> f32 {
-    values.fold(0.0, |max: f32, x| max.max(x.abs()))
+    values.fold(0.0, |max, x| larger(max, x))
+}
+
+/// The magnitude of `x` if it is larger: a vector instruction, which `f32::max` is not.
+fn larger(max: f32, x: f32) -> f32 {
+    if x.abs() > max { x.abs() } else { max }
+}
+
+/// As [`max_abs`], of a long row: the largest of each eighth first, as compilers keep the order.
+fn max_abs_of_row(values: &[f32]) -> f32 {
+    let (eights, rest) = values.as_chunks::<8>();
+    let most = eights.iter().fold([0.0; 8], |most: [f32; 8], values| {
+        std::array::from_fn(|i| larger(most[i], values[i]))
+    });
+    max_abs(most.into_iter().chain(rest.iter().copied()))
 }
 
 /// Copies row `r` of a tile as it is, and returns its scale.
@@ -67,7 +81,7 @@ pub(super) fn pack_f32(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
 
 /// Packs row `r` of a tile in half precision, and returns its scale.
 pub(super) fn pack_f16(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
-    let unit = power_of_two(max_abs(values.iter().copied()));
+    let unit = power_of_two(max_abs_of_row(values));
     let (g, high) = (r % 8, r / 8);
     let chunks = tile.chunks_exact_mut(MmaLayout::F16.chunk_bytes());
     let (mut divided, mut halves) = ([0.0; CHUNK_COLS], [f16::ZERO; CHUNK_COLS]);
@@ -90,35 +104,29 @@ pub(super) fn pack_s8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
 
 /// Packs row `r` of a tile as six bits with a scale for 16 columns, and returns its scale.
 pub(super) fn pack_s6x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    pack_codes(MmaLayout::S6x16, row, r, tile, |scales, group, j, unit| {
-        put_scales_of_16(scales, group, (r, j), unit);
-    })
+    pack_codes(MmaLayout::S6x16, row, r, tile, put_scales_of_16)
 }
 
 /// Packs row `r` of a tile as five bits with a scale and a minimum for 32 columns, and returns its
 /// scale.
 pub(super) fn pack_u5(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    pack_codes(MmaLayout::U5, row, r, tile, |scales, group, j, unit| {
-        put_scale_and_min(scales, group, (r, j), unit);
-    })
+    pack_codes(MmaLayout::U5, row, r, tile, put_scale_and_min)
 }
 
 /// Packs row `r` of a tile as four bits with a scale and a minimum for 32 columns, and returns its
 /// scale.
 pub(super) fn pack_u4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    pack_codes(MmaLayout::U4, row, r, tile, |scales, group, j, unit| {
-        put_scale_and_min(scales, group, (r, j), unit);
-    })
+    pack_codes(MmaLayout::U4, row, r, tile, put_scale_and_min)
 }
 
 /// Packs row `r` of a tile as two bits with a scale and a minimum for 16 columns, and returns its
 /// scale.
 pub(super) fn pack_u2x16(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    pack_codes(MmaLayout::U2x16, row, r, tile, |scales, group, j, unit| {
-        for (n, (&scale, &min)) in group.scales.iter().zip(&group.mins).enumerate() {
+    pack_codes(MmaLayout::U2x16, row, r, tile, |to, stored, (r, j)| {
+        for n in 0..2 {
             let pair = 2 * (16 * j + 8 * n + r % 8) + r / 8;
-            scales[2 * pair] = stored_scale(scale, unit);
-            scales[2 * pair + 1] = f16::from_f32(min / unit).to_bits();
+            to[2 * pair] = stored.scales[n];
+            to[2 * pair + 1] = stored.mins[n];
         }
     })
 }
@@ -149,64 +157,84 @@ pub(super) fn pack_indices(
             numbers.for_each(|(to, &number)| *to = (number + CODEBOOK_OFFSET) as u8);
         }
     }
-    pack_codes(layout, row, r, tile, |scales, group, j, unit| {
-        put_scales_of_16(scales, group, (r, j), unit);
-    })
+    pack_codes(layout, row, r, tile, put_scales_of_16)
 }
 
 /// Packs row `r` of a tile as 4-bit floats with a power of two for 32 columns, and returns its
 /// scale.
 pub(super) fn pack_fp4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    pack_codes(MmaLayout::Fp4, row, r, tile, |scales, group, j, unit| {
-        let scale = f16::from_f32(group.scales[0] / unit / FLOAT_CODE_UNIT);
+    pack_codes(MmaLayout::Fp4, row, r, tile, |to, stored, (r, j)| {
         // Of a power of two, the lower byte is zero.
-        let [_, upper] = scale.to_le_bytes();
-        cast_slice_mut(scales)[2 * (8 * j + r % 8) + r / 8] = upper;
+        let [_, upper] = stored.scales[0].to_le_bytes();
+        cast_slice_mut(to)[2 * (8 * j + r % 8) + r / 8] = upper;
     })
 }
 
 /// Packs row `r` of a tile as codes with a scale for 32 columns, and returns its scale.
 fn pack_codes_with_scales(layout: MmaLayout, row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
-    pack_codes(layout, row, r, tile, |scales, group, j, unit| {
-        scales[2 * (8 * j + r % 8) + r / 8] = stored_scale(group.scales[0], unit);
+    pack_codes(layout, row, r, tile, |to, stored, (r, j)| {
+        to[2 * (8 * j + r % 8) + r / 8] = stored.scales[0];
     })
 }
 
-/// A scale of codes in half precision.
-fn stored_scale(scale: f32, unit: f32) -> u16 {
-    f16::from_f32(scale / unit / CODE_UNIT).to_bits()
+/// Scales and minima of a group, divided by the row's unit, in half precision.
+#[derive(Clone, Copy, Default, Pod, Zeroable)]
+#[repr(C)]
+struct Stored {
+    scales: [u16; 2],
+    mins: [u16; 2],
+}
+
+/// Those of a row's groups. `one` is what code 1 stands for.
+fn stored(row: &[Group], unit: f32, one: f32) -> Vec<Stored> {
+    let numbers = |group: &Group| {
+        let Group { scales: [a, b], mins: [c, d], .. } = *group;
+        [a / unit / one, b / unit / one, c / unit, d / unit]
+    };
+    let numbers: Vec<[f32; 4]> = row.iter().map(numbers).collect();
+    let mut stored = vec![Stored::default(); row.len()];
+    let halves: &mut [u16] = cast_slice_mut(&mut stored);
+    halves.reinterpret_cast_mut::<f16>().convert_from_f32_slice(numbers.as_flattened());
+    stored
 }
 
 /// Writes the scales of group `j` of a chunk for row `r`.
-fn put_scales_of_16(scales: &mut [u16], group: &Group, (r, j): (usize, usize), unit: f32) {
-    for (n, &scale) in group.scales.iter().enumerate() {
-        scales[2 * (16 * j + 8 * n + r % 8) + r / 8] = stored_scale(scale, unit);
+fn put_scales_of_16(to: &mut [u16], stored: Stored, (r, j): (usize, usize)) {
+    for (n, scale) in stored.scales.into_iter().enumerate() {
+        to[2 * (16 * j + 8 * n + r % 8) + r / 8] = scale;
     }
 }
 
 /// Writes scale and minimum of group `j` of a chunk for row `r`.
-fn put_scale_and_min(scales: &mut [u16], group: &Group, (r, j): (usize, usize), unit: f32) {
+fn put_scale_and_min(to: &mut [u16], stored: Stored, (r, j): (usize, usize)) {
     let pair = 2 * (8 * j + r % 8) + r / 8;
-    scales[2 * pair] = stored_scale(group.scales[0], unit);
-    scales[2 * pair + 1] = f16::from_f32(group.mins[0] / unit).to_bits();
+    to[2 * pair] = stored.scales[0];
+    to[2 * pair + 1] = stored.mins[0];
 }
 
-/// Packs row `r` of a tile, and returns its scale. `put_scales` writes the scales of group `j` of a
-/// chunk, divided by the row's unit.
+/// Packs row `r` of a tile, and returns its scale. `put_scales` writes what is stored of group `j`
+/// of a chunk.
 fn pack_codes(
     layout: MmaLayout,
     row: &[Group],
     r: usize,
     tile: &mut [u8],
-    put_scales: impl Fn(&mut [u16], &Group, usize, f32),
+    put_scales: impl Fn(&mut [u16], Stored, (usize, usize)),
 ) -> f32 {
-    let numbers = row
-        .iter()
-        .flat_map(|g| [g.scales[0], g.scales[1], g.mins[0] / USUAL_MIN, g.mins[1] / USUAL_MIN]);
+    let largest = row.iter().fold([0.0; 4], |largest: [f32; 4], group| {
+        let Group { scales: [a, b], mins: [c, d], .. } = *group;
+        let numbers = [a, b, c / USUAL_MIN, d / USUAL_MIN];
+        std::array::from_fn(|i| larger(largest[i], numbers[i]))
+    });
     let one = if layout == MmaLayout::Fp4 { FLOAT_CODE_UNIT } else { CODE_UNIT };
-    let unit = code_unit(max_abs(numbers), one);
-    let chunks = tile.chunks_exact_mut(layout.chunk_bytes()).zip(row.chunks(2));
-    let put_scales = |scales: &mut [u16], group: &Group, j| put_scales(scales, group, j, unit);
+    let unit = code_unit(max_abs(largest.into_iter()), one);
+    let stored = stored(row, unit, one);
+    let groups = row.chunks(2).zip(stored.chunks(2));
+    let chunks = tile.chunks_exact_mut(layout.chunk_bytes()).zip(groups);
+    let put_scales = |to: &mut [u8], stored: &[Stored]| {
+        let stored = stored.iter().enumerate();
+        stored.for_each(|(j, stored)| put_scales(cast_slice_mut(to), *stored, (r, j)));
+    };
     match layout {
         MmaLayout::U4 | MmaLayout::S4x16 => put_all(chunks, 512, r, put_nibble_pairs, put_scales),
         MmaLayout::Iq4 | MmaLayout::Codebook => put_all(chunks, 512, r, put_nibbles, put_scales),
@@ -222,21 +250,21 @@ fn pack_codes(
 /// Writes the groups of a row to its chunks: of each lane 16 codes, for the lower or upper eight
 /// rows of the tile, and behind all codes the scales.
 fn put_all<'a>(
-    chunks: impl Iterator<Item = (&'a mut [u8], &'a [Group])>,
+    chunks: impl Iterator<Item = (&'a mut [u8], (&'a [Group], &'a [Stored]))>,
     code_bytes: usize,
     r: usize,
     put_codes: impl Fn(&mut [u8], usize, usize, &[u8; 16]),
-    put_scales: impl Fn(&mut [u16], &Group, usize),
+    put_scales: impl Fn(&mut [u8], &[Stored]),
 ) {
-    for (chunk, groups) in chunks {
+    for (chunk, (groups, stored)) in chunks {
         let (codes, scales) = chunk.split_at_mut(code_bytes);
         for (j, group) in groups.iter().enumerate() {
             let (parts, _) = group.codes.as_chunks();
             for (part, half) in parts.iter().enumerate() {
                 put_codes(codes, 4 * (r % 8) + 2 * j + part, r / 8, half);
             }
-            put_scales(cast_slice_mut(scales), group, j);
         }
+        put_scales(scales, stored);
     }
 }
 
@@ -246,80 +274,93 @@ fn put_bytes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
 
 /// Neighbours lie 16 bits apart, in the two halves of a register.
 fn put_nibble_pairs(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
-    put_words(chunk, lane, high, codes, |i, code| code << (4 * (i / 2 + 4 * (i % 2))));
+    put_words(chunk, lane, high, eights(codes).map(nibble_pairs));
 }
 
 /// Neighbours lie 16 bits apart, in one word.
 fn put_twos(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
-    let codes = codes.iter().enumerate();
-    let word = codes.fold(0, |word, (i, &code)| word | u32::from(code) << (i / 2 * 2 + i % 2 * 16));
-    chunk[8 * lane + 4 * high..][..4].copy_from_slice(&word.to_le_bytes());
+    let [first, second] = eights(codes).map(|codes| {
+        let pairs = nibble_pairs(codes);
+        let fours = (pairs | pairs >> 2) & 0x0f0f_0f0f;
+        (fours | fours >> 4) & 0x00ff_00ff
+    });
+    chunk[8 * lane + 4 * high..][..4].copy_from_slice(&(first | second << 8).to_le_bytes());
 }
 
 /// Nibbles in pairs, and a word with the fifth bits of the lane's codes. Those of the four steps of
 /// `mma` and both rows are shifted above the nibbles together.
 fn put_fives(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
-    put_above(chunk, (lane, high), codes, 512 + 4 * lane, |step| {
-        let i = 2 * step + high;
-        i + i / 4 * 4
-    });
+    put_above(chunk, (lane, high), eights(codes), 512 + 4 * lane, high);
 }
 
 /// The same with a word of two bits for each row. The reader's codes are numbers from -32 to 31,
 /// plus 128.
 fn put_sixes(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
-    let codes: [u8; 16] = std::array::from_fn(|i| codes[i].wrapping_sub(128 - 32));
-    debug_assert!(codes.iter().all(|&code| code < 64));
-    let word = 512 + 8 * lane + 4 * high;
-    put_above(chunk, (lane, high), &codes, word, |step| 2 * step + step / 2 * 4);
+    debug_assert!(codes.iter().all(|code| (96..160).contains(code)));
+    let codes = eights(codes).map(|codes| codes.wrapping_sub(0x6060_6060_6060_6060));
+    put_above(chunk, (lane, high), codes, 512 + 8 * lane + 4 * high, 0);
 }
 
-/// Writes the nibbles of codes in pairs, and what they have above to a word, from a place for each
-/// step of `mma` on.
+/// Writes the nibbles of codes in pairs, and what they have above to the word at `word`, from bit
+/// `place` on: of each eight codes a byte for even and one for odd ones, in which those of the two
+/// pairs of a step of `mma` are four bits apart.
 fn put_above(
     chunk: &mut [u8],
     (lane, high): (usize, usize),
-    codes: &[u8; 16],
+    codes: [u64; 2],
     word: usize,
-    place: impl Fn(usize) -> usize,
+    place: usize,
 ) {
-    let nibbles: [u8; 16] = std::array::from_fn(|i| codes[i] & 15);
-    put_nibble_pairs(chunk, lane, high, &nibbles);
-    let above = codes.iter().enumerate().fold(0, |bits, (i, &code)| {
-        // Of a step's pairs, the second is four bits further.
-        let at = place(i / 4) + i / 2 % 2 * 4 + i % 2 * 16;
-        bits | u32::from(code >> 4) << at
+    const NIBBLES: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+    put_words(chunk, lane, high, codes.map(|codes| nibble_pairs(codes & NIBBLES)));
+    let [first, second] = codes.map(|codes| {
+        let pairs = nibble_pairs(codes >> 4 & NIBBLES);
+        (pairs | pairs >> 6) & 0x00ff_00ff
     });
     let word = &mut chunk[word..word + 4];
-    let bits = u32::from_le_bytes(word.try_into().expect("four bytes")) | above;
-    word.copy_from_slice(&bits.to_le_bytes());
+    let bits = u32::from_le_bytes(word.try_into().expect("four bytes"));
+    word.copy_from_slice(&(bits | (first | second << 8) << place).to_le_bytes());
 }
 
 fn put_nibbles(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
-    put_words(chunk, lane, high, codes, |i, code| code << (4 * i));
+    let nibbles = |codes: u64| {
+        let bytes = (codes | codes >> 4) & 0x00ff_00ff_00ff_00ff;
+        let halves = (bytes | bytes >> 8) & 0x0000_ffff_0000_ffff;
+        (halves | halves >> 16) as u32
+    };
+    put_words(chunk, lane, high, eights(codes).map(nibbles));
 }
 
 /// Neighbours lie 16 bits apart; a half has four signs above four magnitudes.
 fn put_floats(chunk: &mut [u8], lane: usize, high: usize, codes: &[u8; 16]) {
     const SIGNS: [u32; 4] = [15, 12, 14, 13];
     const MAGNITUDES: [u32; 4] = [9, 6, 3, 0];
-    put_words(chunk, lane, high, codes, |i, code| {
-        ((code >> 3) << SIGNS[i / 2] | (code & 7) << MAGNITUDES[i / 2]) << (16 * (i % 2))
-    });
+    let floats = |codes: u64| {
+        (0..8).fold(0, |word, i| {
+            let code = (codes >> (8 * i)) as u32;
+            let half = (code >> 3 & 1) << SIGNS[i / 2] | (code & 7) << MAGNITUDES[i / 2];
+            word | half << (16 * (i % 2))
+        })
+    };
+    put_words(chunk, lane, high, eights(codes).map(floats));
 }
 
-/// Writes 16 codes of a lane as two words. `place` shifts code `i` of a word to its bits.
-fn put_words(
-    chunk: &mut [u8],
-    lane: usize,
-    high: usize,
-    codes: &[u8; 16],
-    place: impl Fn(usize, u32) -> u32,
-) {
-    let words = &mut chunk[16 * lane + 8 * high..][..8];
-    for (word, codes) in words.chunks_exact_mut(4).zip(codes.chunks_exact(8)) {
-        let codes = codes.iter().map(|&code| u32::from(code)).enumerate();
-        let bits = codes.fold(0, |bits, (i, code)| bits | place(i, code));
-        word.copy_from_slice(&bits.to_le_bytes());
-    }
+/// Codes in two parts, the first of each in the lowest byte.
+fn eights(codes: &[u8; 16]) -> [u64; 2] {
+    let codes = u128::from_le_bytes(*codes);
+    [codes as u64, (codes >> 64) as u64]
+}
+
+/// Eight nibbles in a word: those with even numbers in its lower half, the others in the upper one.
+fn nibble_pairs(codes: u64) -> u32 {
+    let bytes = (codes | codes >> 12) & 0x0000_ffff_0000_ffff;
+    let (first, second) = (bytes as u32, (bytes >> 32) as u32);
+    let (even, odd) = (0x00ff, 0xff00);
+    first & even | (second & even) << 8 | (first & odd) << 8 | (second & odd) << 16
+}
+
+/// Writes 16 codes of a lane as two words.
+fn put_words(chunk: &mut [u8], lane: usize, high: usize, [first, second]: [u32; 2]) {
+    let words = u64::from(first) | u64::from(second) << 32;
+    chunk[16 * lane + 8 * high..][..8].copy_from_slice(&words.to_le_bytes());
 }

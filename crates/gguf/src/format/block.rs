@@ -11,6 +11,13 @@ pub trait Block: Pod {
     /// Writes the values of the block to `out`, `[ELEMENTS]`.
     fn dequantize(&self, out: &mut [f32]);
 
+    /// Writes the values of blocks to `out`, `[blocks, ELEMENTS]`.
+    fn dequantize_all(blocks: &[Self], out: &mut [f32]) {
+        for (block, out) in blocks.iter().zip(out.chunks_exact_mut(Self::ELEMENTS)) {
+            block.dequantize(out);
+        }
+    }
+
     /// Quantises `[ELEMENTS]` values to a small weighted squared error; None if this crate has no
     /// quantiser for the format. The result for non-finite values is unspecified.
     fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
@@ -23,9 +30,7 @@ pub trait Block: Pod {
 pub(super) fn dequantize_blocks<B: Block>(src: &[u8], dst: &mut [f32]) {
     let blocks: &[B] = bytemuck::cast_slice(src);
     assert_eq!(blocks.len() * B::ELEMENTS, dst.len(), "elements of {} blocks", blocks.len());
-    for (block, out) in blocks.iter().zip(dst.chunks_exact_mut(B::ELEMENTS)) {
-        block.dequantize(out);
-    }
+    B::dequantize_all(blocks, dst);
 }
 
 /// Quantises whole blocks; None if this crate cannot write the format.

@@ -135,12 +135,11 @@ fn nvfp4(row: &[u8], show: &mut dyn FnMut(Group)) {
 
 fn iq4_xs(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<iq4::IQ4_XS>(row, |b| {
-        let high = u16::from_le_bytes(b.scales_h);
+        let (d, high) = (half(b.d), u16::from_le_bytes(b.scales_h));
         for (group, qs) in b.qs.iter().enumerate() {
             let low = b.scales_l[group / 2] >> (group % 2 * 4) & 15;
             let scale = i16::from(low) | ((high >> (2 * group) & 3) as i16) << 4;
-            let scale = half(b.d) * f32::from(scale - 32);
-            show(Group::of(scale, 0.0, nibbles(qs)));
+            show(Group::of(d * f32::from(scale - 32), 0.0, nibbles(qs)));
         }
     });
 }
@@ -173,14 +172,16 @@ fn q2_k(row: &[u8], show: &mut dyn FnMut(Group)) {
 
 fn q3_k(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<k::Q3_K>(row, |b| {
-        let scale = |group| half(b.d) * f32::from(b.group_scale(group));
+        let d = half(b.d);
+        let scale = |group| d * f32::from(b.group_scale(group));
         with_sixteens(scale, |i| b.code(i)).for_each(&mut *show);
     });
 }
 
 fn q6_k(row: &[u8], show: &mut dyn FnMut(Group)) {
     each::<k::Q6_K>(row, |b| {
-        let scale = |group: usize| half(b.d) * f32::from(b.scales[group]);
+        let d = half(b.d);
+        let scale = |group: usize| d * f32::from(b.scales[group]);
         with_sixteens(scale, |i| b.code(i) + 96).for_each(&mut *show);
     });
 }
@@ -209,11 +210,11 @@ fn with_minima(
     scales: &[u8; 12],
     code: impl Fn(usize) -> u8,
 ) -> impl Iterator<Item = Group> {
+    let (d, dmin) = (half(d), half(dmin));
     (0..8).map(move |group| {
         let (scale, min) = k::scale_and_min(scales, group);
-        let scale = half(d) * f32::from(scale);
         let codes = std::array::from_fn(|i| code(32 * group + i));
-        Group::of(scale, -(half(dmin) * f32::from(min)), codes)
+        Group::of(d * f32::from(scale), -(dmin * f32::from(min)), codes)
     })
 }
 
