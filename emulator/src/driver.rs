@@ -207,6 +207,23 @@ driver! {
     fn cuMemFreeHost(address: *mut c_void) {
         state().free(address as u64)
     }
+    fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, _flags: c_uint) {
+        let mut state = state();
+        if state.has_failed {
+            return CUresult::CUDA_ERROR_LAUNCH_FAILED;
+        }
+        match state.memory.register(address as u64, bytes, MEMORY_BYTES) {
+            true => DONE,
+            false => CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+        }
+    }
+    fn cuMemHostGetDevicePointer_v2(to: *mut CUdeviceptr, address: *mut c_void, _flags: c_uint) {
+        // SAFETY: see above.
+        unsafe { put(to, address as CUdeviceptr) }
+    }
+    fn cuMemHostUnregister(address: *mut c_void) {
+        state().unregister(address as u64)
+    }
     fn cuMemsetD8Async(to: CUdeviceptr, byte: u8, bytes: usize, stream: CUstream) {
         state().enqueue(stream, StreamOp::Fill { to, byte, bytes })
     }

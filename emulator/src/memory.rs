@@ -2,7 +2,7 @@
 //! parameter memory. Every access must be inside one allocation.
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::Fault;
 
@@ -18,10 +18,13 @@ pub(crate) const WINDOW: u64 = 15 << 60;
 /// The alignment of allocations, in bytes.
 const ALIGNMENT: usize = 256;
 
-/// Allocations of global memory: the bytes of each, by its address.
+/// Allocations of global memory, and memory of the program that is registered as such.
 #[derive(Default)]
 pub(crate) struct Memory {
+    /// The bytes of each, by its address.
     allocations: BTreeMap<u64, usize>,
+    /// The addresses of those that the program owns.
+    registered: BTreeSet<u64>,
     bytes: usize,
 }
 
@@ -45,8 +48,30 @@ impl Memory {
         Some(start as u64)
     }
 
+    /// Registers memory of the program, if the total does not exceed `capacity`.
+    pub(crate) fn register(&mut self, start: u64, bytes: usize, capacity: usize) -> bool {
+        let has_room = bytes <= capacity - self.bytes.min(capacity);
+        if has_room && self.registered.insert(start) {
+            self.bytes += bytes;
+            self.allocations.insert(start, bytes);
+        }
+        has_room
+    }
+
+    /// Forgets registered memory; false if there is none at the address.
+    pub(crate) fn unregister(&mut self, start: u64) -> bool {
+        let is_registered = self.registered.remove(&start);
+        if is_registered {
+            self.bytes -= self.allocations.remove(&start).unwrap_or(0);
+        }
+        is_registered
+    }
+
     /// Frees an allocation; false if there is none at the address.
     pub(crate) fn free(&mut self, start: u64) -> bool {
+        if self.registered.contains(&start) {
+            return false;
+        }
         let Some(bytes) = self.allocations.remove(&start) else { return false };
         self.bytes -= bytes;
         let layout = Layout::from_size_align(bytes.max(1), ALIGNMENT).expect("as allocated");

@@ -24,9 +24,9 @@ use crate::parameters::expert_cache::RequestExperts;
 /// Slots begin at multiples of it.
 const ALIGNMENT: usize = 256;
 
-/// How long the thread spins for the next request of a step, and how long it sleeps between looks
-/// then: reading an expert takes far longer.
-const SPIN_TIME: Duration = Duration::from_micros(100);
+/// How long the thread spins for the next request of a step, which one of the next layers makes, and
+/// how long it sleeps between looks after that.
+const SPIN_TIME: Duration = Duration::from_micros(500);
 const POLL_TIME: Duration = Duration::from_micros(20);
 
 /// Bytes of a slot for an expert whose matrices have these shapes.

@@ -1,15 +1,15 @@
 //! Packs tiles of weights on the host's threads.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 use bodkin_gguf::Format;
+use rayon::prelude::*;
 
 use crate::constants::TILE_ROWS;
 use crate::packed::{Shape, pack};
 
 /// Bytes of tiles that are worth a thread.
-const THREAD_BYTES: usize = 128 << 10;
+const THREAD_BYTES: usize = 64 << 10;
 
 /// Tiles to pack.
 pub(crate) struct Piece<'a> {
@@ -46,16 +46,5 @@ impl<'a> Piece<'a> {
 /// Packs all pieces.
 pub(crate) fn pack_all<'a>(pieces: impl IntoIterator<Item = Piece<'a>>) {
     let pieces: Vec<Piece<'_>> = pieces.into_iter().flat_map(Piece::split).collect();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(pieces.len());
-    let left = Mutex::new(pieces.into_iter());
-    let work = || {
-        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
-        while let Some(piece) = next() {
-            piece.pack();
-        }
-    };
-    std::thread::scope(|scope| {
-        (1..threads).for_each(|_| drop(scope.spawn(work)));
-        work();
-    });
+    pieces.into_par_iter().with_max_len(1).for_each(Piece::pack);
 }

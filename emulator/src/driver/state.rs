@@ -160,9 +160,18 @@ impl State {
 
     /// Frees memory after all operations, as a device does.
     pub(super) fn free(&mut self, address: u64) -> CUresult {
+        self.after_all(|memory| memory.free(address))
+    }
+
+    /// The same for memory that the program owns.
+    pub(super) fn unregister(&mut self, address: u64) -> CUresult {
+        self.after_all(|memory| memory.unregister(address))
+    }
+
+    fn after_all(&mut self, forget: impl FnOnce(&mut Memory) -> bool) -> CUresult {
         // After a fault no operation is left that could use the memory.
         let _ = self.run(|_| false);
-        match self.memory.free(address) {
+        match forget(&mut self.memory) {
             true => CUresult::CUDA_SUCCESS,
             false => CUresult::CUDA_ERROR_INVALID_VALUE,
         }

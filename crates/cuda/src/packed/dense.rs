@@ -52,7 +52,7 @@ pub(super) fn code_unit(largest: f32, one: f32) -> f32 {
 
 /// The largest magnitude.
 pub(super) fn max_abs(values: impl Iterator<Item = f32>) -> f32 {
-    values.fold(0.0, |max, x| larger(max, x))
+    values.fold(0.0, larger)
 }
 
 /// The magnitude of `x` if it is larger: a vector instruction, which `f32::max` is not.
