@@ -1,8 +1,10 @@
 // The cache of experts on the device. The tiles of all experts are in memory of the host, where
-// matmuls can read them, or come there from the model's file; those of some experts are also in slots on
-// the device. Experts that rows
+// matmuls can read them; those of some experts are also in slots on the device. Experts that rows
 // have just chosen take the slots of those that are used less. A table of addresses tells matmuls
 // where an expert's tiles are, so the cache changes no result.
+//
+// Where experts stay in the model's file, some of them are in memory of the host, and none of these is
+// also on the device: an expert that gets a slot is exchanged with the one that had it.
 //
 // An expert crosses the bus once to get a slot. In most steps it is copied before matmuls read it.
 // The persistent kernel does not stop for that: it reads the expert from the host and stores it to a
@@ -140,6 +142,27 @@ DEVICE void copy_tiles(const CachedWeight &weight, const Fill &fill) {
     }
 }
 
+// Exchanges the block's part of an expert's tiles in memory of the host with those in the slot it gets.
+DEVICE void exchange_tiles(const CachedWeight &weight, const Fill &fill) {
+    uint4 *on_host = (uint4 *)weight.host[fill.expert];
+    uint4 *slot = (uint4 *)(weight.slots + fill.slot * weight.expert_bytes);
+    u32 count = (u32)(weight.expert_bytes / sizeof(uint4)), step = gridDim.x * blockDim.x;
+    for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < count; at += 4 * step) {
+        uint4 in[4], out[4];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) if (at + k * step < count) in[k] = on_host[at + k * step];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) if (at + k * step < count) out[k] = slot[at + k * step];
+#pragma unroll
+        for (u32 k = 0; k < 4; k++) {
+            if (at + k * step < count) slot[at + k * step] = in[k], on_host[at + k * step] = out[k];
+        }
+    }
+}
+
+// Whether a layer's experts stay in the model's file.
+DEVICE bool are_in_file(const CachedLayer &layer) { return layer.weights[0].exponent_bytes > 0; }
+
 // Waits for the chosen experts that have neither a slot nor are in memory of the host: a thread of the
 // host reads them from the model's file. Behind the choice, before the update. Grid: one block.
 KERNEL request_experts(const __grid_constant__ RequestExperts p) {
@@ -170,19 +193,34 @@ KERNEL request_experts(const __grid_constant__ RequestExperts p) {
 }
 
 // Copies the block's part of the exponents of chosen experts without a slot, whose tiles have just come
-// to the host from the model's file.
-DEVICE void copy_exponents(const CachedLayer &layer, const Experts &experts) {
-    if (layer.weights[0].exponent_bytes == 0) return;
+// to the host from the model's file. An expert that is exchanged gets its own to the host.
+DEVICE void copy_exponents(const CachedLayer &layer, const Experts &experts, const Fills &fills) {
     for (u32 expert = blockIdx.x; expert < experts.count; expert += gridDim.x) {
         // The last block to end stores the new slots.
         if (!experts.are_chosen[expert] || layer.slots[expert] != NO_SLOT) continue;
+        u32 evicted = NO_SLOT;
+        for (u32 i = 0; i < fills.count; i++) if (fills.list[i].expert == expert) evicted = fills.list[i].evicted;
         for (u32 i = 0; i < layer.weight_count; i++) {
             const CachedWeight &weight = layer.weights[i];
-            const u8 *from = (const u8 *)weight.host[expert] + weight.expert_bytes;
-            u8 *to = weight.exponents + expert * weight.exponent_bytes;
-            for (u32 at = threadIdx.x; at < weight.exponent_bytes; at += blockDim.x) to[at] = from[at];
+            u8 *on_host = (u8 *)weight.host[expert] + weight.expert_bytes;
+            for (u32 at = threadIdx.x; at < weight.exponent_bytes; at += blockDim.x) {
+                u8 exponent = on_host[at];
+                if (evicted != NO_SLOT) on_host[at] = weight.exponents[evicted * weight.exponent_bytes + at];
+                weight.exponents[expert * weight.exponent_bytes + at] = exponent;
+            }
         }
     }
+}
+
+// Stores where experts that were exchanged are now in memory of the host. By a block.
+DEVICE void store_exchanges(const CachedLayer &layer, const Fills &fills) {
+    for (u32 i = threadIdx.x; i < fills.count * layer.weight_count; i += blockDim.x) {
+        const CachedWeight &weight = layer.weights[i % layer.weight_count];
+        const Fill &fill = fills.list[i / layer.weight_count];
+        weight.host[fill.evicted] = weight.host[fill.expert];
+        weight.host[fill.expert] = 0;
+    }
+    __syncthreads();
 }
 
 // Updates the caches of some layers whose experts rows have chosen: behind the choice, before
@@ -206,22 +244,28 @@ KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
     __syncthreads();
     // The update behind the choice has been this layer's.
     if (hits + misses == 0) return;
+    bool in_file = are_in_file(layer);
     for (u32 i = 0; i < fills.count; i++) {
         if (!fills.list[i].is_copied) continue;
-        for (u32 j = 0; j < layer.weight_count; j++) copy_tiles(layer.weights[j], fills.list[i]);
+        for (u32 j = 0; j < layer.weight_count; j++) {
+            if (in_file) exchange_tiles(layer.weights[j], fills.list[i]);
+            else copy_tiles(layer.weights[j], fills.list[i]);
+        }
     }
-    copy_exponents(layer, experts);
-    __threadfence();
+    if (in_file) copy_exponents(layer, experts, fills);
+    if (in_file) __threadfence_system();
+    else __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) is_last = atomicAdd(layer.finished_blocks, 1) + 1 == gridDim.x;
     __syncthreads();
     if (!is_last) return;
+    if (in_file) store_exchanges(layer, fills);
     for (u32 expert = threadIdx.x; expert < experts.count; expert += blockDim.x) {
         layer.last_counts[expert] = layer.counts[expert];
         layer.scores[expert] = experts.scores[expert];
         layer.slots[expert] = experts.slots[expert];
     }
-    // Those in memory of the host may have come there just now.
+    // Those in memory of the host may have come there just now, or gone.
     for (u32 i = threadIdx.x; i < experts.count * layer.weight_count; i += blockDim.x) {
         const CachedWeight &weight = layer.weights[i / experts.count];
         u32 expert = i % experts.count;

@@ -1043,7 +1043,7 @@ static_assert(OFFSET(AllGather, padding) == 196);
 struct CachedWeight {
     // [experts]: addresses of their tiles, which matmuls read; then [SPARE_SLOTS] addresses of the layer's spare slots
     u64 *table;
-    const u64 *host; // [experts]: addresses of their tiles in memory of the host
+    u64 *host; // [experts]: addresses of their tiles in memory of the host, or 0
     u8 *slots; // [slots] tiles on the device
     u64 expert_bytes; // of one expert's tiles
     u8 *exponents; // [experts, exponent_bytes] on the device

@@ -1,5 +1,6 @@
 //! Which experts have one of the slots in memory of the host, where they come from the model's
-//! file. This file must not know the driver.
+//! file. The device exchanges them with others, which it has not used for longer. This file must
+//! not know the driver.
 
 use std::ops::Range;
 
@@ -9,6 +10,8 @@ pub(crate) struct HostSlots {
     experts: Vec<Option<usize>>,
     /// The slot of each expert.
     slot_of: Vec<Option<usize>>,
+    /// When each expert came from the device.
+    came_at: Vec<u32>,
     /// Scratch: the age of each slot.
     ages: Vec<(u32, usize)>,
 }
@@ -27,13 +30,28 @@ impl HostSlots {
         HostSlots {
             experts: vec![None; slots],
             slot_of: vec![None; experts],
+            came_at: vec![0; experts],
             ages: Vec::with_capacity(slots),
         }
     }
 
+    /// Follows the exchanges before the time `now`: these slots hold these experts.
+    pub(crate) fn follow(&mut self, now: u32, held: impl IntoIterator<Item = (usize, usize)>) {
+        for (slot, expert) in held {
+            if self.slot_of[expert] == Some(slot) {
+                continue;
+            }
+            if let Some(gone) = self.experts[slot].replace(expert) {
+                self.slot_of[gone] = None;
+            }
+            self.slot_of[expert] = Some(slot);
+            self.came_at[expert] = now.wrapping_sub(1);
+        }
+    }
+
     /// Gives slots to the experts of a layer that are used at the time `now` and have none: those
-    /// of the experts that were used least recently. `used_at` has the time for every expert; no
-    /// other layer's were used now. Returns them by slot.
+    /// of the experts that were used there, or came from the device, least recently. `used_at` has
+    /// the time for every expert; no other layer's were used now. Returns them by slot.
     ///
     /// # Panics
     /// If there are fewer slots than experts of the layer that are used now.
@@ -43,7 +61,9 @@ impl HostSlots {
         let age = |expert: &Option<usize>| match *expert {
             None => u32::MAX,
             // The clock starts again after 2^32 layers.
-            Some(expert) => now.wrapping_sub(used_at[expert]),
+            Some(expert) => {
+                now.wrapping_sub(used_at[expert]).min(now.wrapping_sub(self.came_at[expert]))
+            }
         };
         self.ages.clear();
         self.ages.extend(self.experts.iter().map(age).zip(0..));
@@ -92,6 +112,23 @@ mod tests {
         // Those that came with the step before, and are on the device now, are replaced.
         assert_eq!(run(6, 0, &[0, 1, 2]).len(), 3);
         assert_eq!(run(7, 1, &[3, 4, 5]).len(), 3);
+    }
+
+    #[test]
+    fn experts_from_the_device_are_as_new_as_those_that_were_used() {
+        let (mut slots, mut used_at) = (HostSlots::new(2, 5), [0; 5]);
+        for (now, expert) in [(1, 0), (2, 1)] {
+            used_at[expert] = now;
+            slots.take(0..5, now, &used_at);
+        }
+        // The device has taken 0, and 4 had its place there.
+        slots.follow(4, [(slots.slot_of[0].unwrap(), 4), (slots.slot_of[1].unwrap(), 1)]);
+        used_at[2] = 4;
+        let taken = slots.take(0..5, 4, &used_at);
+        assert_eq!((taken[0].expert, taken[0].evicted), (2, Some(1)));
+        used_at[0] = 5;
+        let taken = slots.take(0..5, 5, &used_at);
+        assert_eq!((taken[0].expert, taken[0].evicted), (0, Some(4)));
     }
 
     #[test]

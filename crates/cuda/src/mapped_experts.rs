@@ -1,5 +1,5 @@
 //! Experts that stay in the model's file, where the host has no memory for all of them either. Some
-//! of them are packed in slots in memory of the host. Behind each choice of experts, the kernel
+//! of them are packed in slots in memory of the host, none of which is also on the device. Behind each choice of experts, the kernel
 //! `request_experts` (`kernels/expert_cache.cu`) requests those that are neither there nor on the
 //! device, and polls until a thread of the host has read them from the file.
 
@@ -83,7 +83,8 @@ struct Matrices {
 struct Buffers {
     /// [slots, slot_bytes]: of each matrix of an expert its tiles, then their exponents.
     tiles: Pinned<u8>,
-    /// When each expert of all layers was chosen last, by the device's clock of layers.
+    /// When each expert of all layers was chosen last without a slot on the device, by its clock of
+    /// layers.
     used_at: Pinned<u32>,
     /// The address of each matrix of each weight in a slot, or 0.
     tables: Pinned<u64>,
@@ -263,9 +264,10 @@ impl Reader {
         let layer = &self.layers[routing];
         let experts = layer.first..layer.first + layer.experts;
         let Buffers { tiles, used_at, tables, slots, reads, .. } = &mut *self.buffers();
+        let (start, tables) = (tiles.address(), tables.slice_mut());
+        slots.follow(now, self.held(start, tables));
         let taken = slots.take(experts, now, used_at.slice());
         // Of steps whose experts cannot be read nobody sees the results, but they must have some.
-        let (start, tables) = (tiles.address(), tables.slice_mut());
         for &Taken { slot, expert, evicted } in &taken {
             self.entries(evicted).for_each(|(entry, _)| tables[entry] = 0);
             let slot = start + (slot * self.slot_bytes) as u64;
@@ -291,6 +293,20 @@ impl Reader {
         }));
         parts().for_each(|(tensor, range)| self.file.release_part(tensor, range));
         Ok(())
+    }
+
+    /// The slots, from `start` on, that hold an expert by these tables, and the experts.
+    fn held<'a>(
+        &'a self,
+        start: u64,
+        tables: &'a [u64],
+    ) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let slot = move |address: u64| (address - start) as usize / self.slot_bytes;
+        self.layers.iter().flat_map(move |layer| {
+            let addresses = &tables[layer.weights[0].first..][..layer.experts];
+            let held = addresses.iter().zip(layer.first..).filter(|(address, _)| **address > 0);
+            held.map(move |(&address, expert)| (slot(address), expert))
+        })
     }
 
     /// The entries of an expert in the tables, each with the offset of its matrix in a slot.

@@ -16,8 +16,8 @@ parameters! {
         /// [experts]: addresses of their tiles, which matmuls read; then [SPARE_SLOTS] addresses of
         /// the layer's spare slots
         table: (u64 *),
-        /// [experts]: addresses of their tiles in memory of the host
-        host: (const u64 *),
+        /// [experts]: addresses of their tiles in memory of the host, or 0
+        host: (u64 *),
         /// [slots] tiles on the device
         slots: (u8 *),
         /// of one expert's tiles
