@@ -10,6 +10,7 @@ mod matcher;
 mod schema;
 #[cfg(test)]
 mod tests;
+mod tools;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,11 +21,13 @@ use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{
     ApproximateTokEnv, INVALID_TOKEN, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie,
 };
-use llguidance::{JsonCompileOptions, ParserFactory, panic_utils};
+use llguidance::{ParserFactory, panic_utils};
 use serde_json::{Value, json};
 
 use self::errors::message;
+use self::tools::Marker;
 pub(crate) use self::matcher::Matcher;
+pub use self::tools::ToolGrammar;
 use crate::error::{Error, Result};
 use crate::reasoning::Reasoning;
 use crate::tokenizer::Tokenizer;
@@ -46,6 +49,8 @@ pub enum Grammar {
     JsonSchema(Value),
     /// A text that this regular expression matches as a whole.
     Regex(String),
+    /// Calls of tools.
+    Tools(ToolGrammar),
 }
 
 impl Constraint {
@@ -56,7 +61,7 @@ impl Constraint {
     /// If it is not valid, has a part that is not supported, or exceeds a limit.
     pub fn check(&self) -> Result<()> {
         self.on_large_stack(|grammar| {
-            let grammar = GrammarInit::Serialized(top_level(grammar)?);
+            let grammar = GrammarInit::Serialized(top_level(grammar, &[])?);
             let check = || grammar.to_internal(None, limits());
             let found = panic_utils::catch_unwind(AssertUnwindSafe(check));
             found.map(|_| ()).map_err(|error| message(&error.to_string()))
@@ -91,9 +96,6 @@ impl Grammar {
         Grammar::Regex(format!("({})", texts.join("|")))
     }
 }
-
-/// White space between the tokens of JSON. Without an end, a model may write nothing else.
-const WHITE_SPACE: &str = r"[ \t]{1,2}|\n[ \t]{0,64}";
 
 /// The longest regular expression, in bytes.
 const REGEX_BYTES: usize = 1 << 16;
@@ -173,8 +175,12 @@ impl Compiler {
         reasoning: Option<Reasoning>,
     ) -> Result<Matcher> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let markers = match constraint.grammar {
+            Grammar::Tools(_) => markers(&self.tokenizer),
+            _ => Vec::new(),
+        };
         let matcher = constraint.on_large_stack(|grammar| {
-            let parser = self.factory.create_parser(top_level(grammar)?);
+            let parser = self.factory.create_parser(top_level(grammar, &markers)?);
             let mut matcher = llguidance::Matcher::new(parser);
             // One whose first token exceeds a limit is refused here, not in the middle of a step.
             matcher.compute_mask().map_err(|error| message(&error.to_string()))?;
@@ -186,9 +192,12 @@ impl Compiler {
 }
 
 /// A grammar as llguidance takes it.
-fn top_level(grammar: &Grammar) -> std::result::Result<TopLevelGrammar, String> {
+fn top_level(
+    grammar: &Grammar,
+    markers: &[Marker],
+) -> std::result::Result<TopLevelGrammar, String> {
     let grammar = match grammar {
-        Grammar::JsonSchema(schema) => GrammarWithLexer::from_json_schema(prepared(schema)?),
+        Grammar::JsonSchema(schema) => GrammarWithLexer::from_json_schema(schema::prepared(schema)?),
         Grammar::Regex(regex) if regex.len() > REGEX_BYTES => {
             let bytes = regex.len();
             return Err(format!(
@@ -200,23 +209,9 @@ fn top_level(grammar: &Grammar) -> std::result::Result<TopLevelGrammar, String> 
             return Err("the regular expression ends within an escape".to_owned());
         }
         Grammar::Regex(regex) => GrammarWithLexer::from_regex(regex),
+        Grammar::Tools(tools) => GrammarWithLexer::from_lark(tools.lark(markers)?),
     };
     Ok(TopLevelGrammar::from_grammar(grammar))
-}
-
-/// A schema with the options that it is compiled with, which nobody else can set.
-fn prepared(schema: &Value) -> std::result::Result<Value, String> {
-    schema::check(schema)?;
-    let mut schema = match schema {
-        Value::Bool(true) => json!({}),
-        schema => schema.clone(),
-    };
-    let options = JsonCompileOptions {
-        whitespace_pattern: Some(WHITE_SPACE.to_owned()),
-        ..JsonCompileOptions::default()
-    };
-    options.apply_to(&mut schema);
-    Ok(schema)
 }
 
 /// The bytes of each token; none for those that no answer with a constraint has: control tokens,
@@ -228,6 +223,13 @@ fn words(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
         if is_text && !tokenizer.is_end_of_generation(id) { word } else { Vec::new() }
     };
     (0..tokenizer.vocab_size() as u32).map(word).collect()
+}
+
+/// The control tokens that stand in an answer's text, and their texts.
+fn markers(tokenizer: &Tokenizer) -> Vec<Marker> {
+    let ids = 0..tokenizer.vocab_size() as u32;
+    let text = |id| String::from_utf8_lossy(&tokenizer.piece(id, true)).into_owned();
+    ids.filter(|&id| tokenizer.is_marker(id)).map(|id| (text(id), id)).collect()
 }
 
 /// Backslashes at the end of a text.

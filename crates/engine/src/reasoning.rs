@@ -21,10 +21,10 @@ const MARKERS: [ReasoningMarkers; 8] = [
     ReasoningMarkers { open: "<|START_THINKING|>", close: "<|END_THINKING|>", answer: None },
     // Gemma 4.
     ReasoningMarkers { open: "<|channel>thought", close: "<channel|>", answer: None },
-    // GPT-OSS, whose messages end with a token that is not shown.
+    // GPT-OSS.
     ReasoningMarkers {
         open: "<|channel|>analysis<|message|>",
-        close: "<|start|>assistant<|channel|>final<|message|>",
+        close: "<|end|><|start|>assistant<|channel|>final<|message|>",
         answer: Some("<|channel|>final<|message|>"),
     },
     // Solar Open.
@@ -50,7 +50,11 @@ impl Reasoning {
         let is_marked = |markers: &&ReasoningMarkers| {
             [markers.close, markers.open].iter().any(|marker| source.contains(marker))
         };
-        let markers = MARKERS.iter().find(is_marked)?;
-        Some(Reasoning { markers, is_open: prompt.trim_end().ends_with(markers.open) })
+        Some(Reasoning::marked(MARKERS.iter().find(is_marked)?, prompt))
+    }
+
+    /// That of an answer to `prompt` with these markers.
+    pub fn marked(markers: &'static ReasoningMarkers, prompt: &str) -> Reasoning {
+        Reasoning { markers, is_open: prompt.trim_end().ends_with(markers.open) }
     }
 }

@@ -6,6 +6,7 @@
 
 mod budget;
 mod builtins;
+mod calls;
 mod errors;
 mod filters;
 mod json;
@@ -14,7 +15,7 @@ mod operators;
 mod program;
 mod renderer;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bodkin_gguf::Metadata;
 use jiff::civil::DateTime;
@@ -24,11 +25,13 @@ use minijinja::{Environment, ErrorKind, State, Value, machinery};
 use serde_json::{Map, Value as Json};
 
 use self::budget::Budget;
+use self::calls::CallStyle;
 use self::errors::{error, template};
 use self::renderer::Renderers;
 pub use self::renderer::TEMPLATE_THREAD;
 use crate::error::Result;
 use crate::tokenizer::Tokenizer;
+use crate::tools::ToolFormat;
 
 /// The most instructions of one rendering: dozens of times what a long conversation takes.
 const FUEL: u64 = 10_000_000;
@@ -44,6 +47,8 @@ pub struct Template {
     eos_token: String,
     /// The time that templates see; the current one without it.
     time: Option<DateTime>,
+    /// How messages have tool calls, from the first that has some.
+    calls: OnceLock<Option<CallStyle>>,
 }
 
 impl Template {
@@ -70,7 +75,7 @@ impl Template {
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Template> {
         let renderers = Renderers::new(source)?;
         let (bos_token, eos_token) = (bos_token.to_owned(), eos_token.to_owned());
-        Ok(Template { renderers, bos_token, eos_token, time: None })
+        Ok(Template { renderers, bos_token, eos_token, time: None, calls: OnceLock::new() })
     }
 
     /// Stops the clock that templates see at a local time such as `2025-01-15T12:00:00`.
@@ -83,6 +88,30 @@ impl Template {
     /// The template's text.
     pub fn source(&self) -> &str {
         self.renderers.source()
+    }
+
+    /// Messages as OpenAI's interface has them, with their tool calls in the form that this template
+    /// reads, which is found by a trial, once. Where it writes no calls, they become content, as the
+    /// model wrote them.
+    pub fn with_calls(&self, messages: Vec<Json>) -> Vec<Json> {
+        let has_calls = |message: &Json| message.get("tool_calls").is_some_and(Json::is_array);
+        if !messages.iter().any(has_calls) {
+            return messages;
+        }
+        let style = *self.calls.get_or_init(|| {
+            let tools = CallStyle::trial_tools();
+            let render = |style: &CallStyle| {
+                self.render(&style.trial(), Some(&tools), false, &Map::new()).ok()
+            };
+            let is_written = |style: &CallStyle| {
+                render(style).is_some_and(|text| CallStyle::is_written(&text))
+            };
+            CallStyle::candidates(self.source()).find(is_written)
+        });
+        match style {
+            Some(style) => style.rewrite(messages),
+            None => calls::as_content(messages, ToolFormat::of(self.source())),
+        }
     }
 
     /// Renders a conversation. `messages` and `tools` are arrays as OpenAI's interface has them;

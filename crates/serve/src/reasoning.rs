@@ -159,7 +159,7 @@ mod tests {
             (whole.reasoning, whole.content)
         };
         let harmony =
-            "<|channel|>analysis<|message|>a<|start|>assistant<|channel|>final<|message|>b";
+            "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b";
         for (source, text) in [
             ("'<|channel|>analysis<|message|>'", harmony),
             ("'[THINK]'", "[THINK]a[/THINK]b"),
@@ -195,7 +195,7 @@ mod tests {
             "[THINK] a [/THINK] b",
             "<|START_THINKING|> a <|END_THINKING|> <|START_RESPONSE|> b",
             "<|channel> thought a <channel|> b",
-            "<|channel|> analysis <|message|> a <|start|> assistant \
+            "<|channel|> analysis <|message|> a <|end|> <|start|> assistant \
              <|channel|> final <|message|> b",
             "<|think|> a <|end|> <|begin|> assistant <|content|> b",
         ] {

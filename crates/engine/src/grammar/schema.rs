@@ -1,14 +1,18 @@
-//! Bounds on a JSON schema that are checked before it is compiled. The compiler copies what `$ref`
+//! How a JSON schema is compiled, and bounds on it that are checked before. The compiler copies what `$ref`
 //! names into each place where it is combined with other keywords, so that a small schema can
 //! become an exponentially large one, and it follows references without a limit of depth.
 
+use llguidance::JsonCompileOptions;
 use rustc_hash::FxHashMap;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+
+/// White space between the tokens of JSON. Without an end, a model may write nothing else.
+const WHITE_SPACE: &str = r"[ \t]{1,2}|\n[ \t]{0,64}";
 
 /// The most nested schemas, references included.
 pub(super) const MAX_DEPTH: usize = 400;
 /// The most values of a schema in which the combined ones are copied.
-const MAX_SIZE: f64 = 200_000.0;
+pub(super) const MAX_SIZE: f64 = 200_000.0;
 /// The most options of `oneOf`, and patterns of `patternProperties`: each is compared with all
 /// others of its kind.
 const MAX_OPTIONS: usize = 300;
@@ -36,10 +40,10 @@ const NESTED: [&str; 6] = [
     "properties",
 ];
 
-/// Checks that a schema can be compiled in bounded time, memory and stack.
-pub(super) fn check(schema: &Value) -> Result<(), String> {
+/// Checks that a schema can be compiled in bounded time, memory and stack. Returns its size.
+pub(super) fn check(schema: &Value) -> Result<f64, String> {
     match schema {
-        Value::Bool(true) => return Ok(()),
+        Value::Bool(true) => return Ok(1.0),
         Value::Object(_) => {}
         Value::Bool(false) => return Err("the schema false accepts nothing".to_owned()),
         _ => return Err("expected a JSON schema, which is an object".to_owned()),
@@ -59,7 +63,22 @@ pub(super) fn check(schema: &Value) -> Result<(), String> {
              than {MAX_SIZE} values"
         ));
     }
-    Ok(())
+    Ok(size)
+}
+
+/// A schema with the options that it is compiled with, which nobody else can set.
+pub(super) fn prepared(schema: &Value) -> Result<Value, String> {
+    check(schema)?;
+    let mut schema = match schema {
+        Value::Bool(true) => json!({}),
+        schema => schema.clone(),
+    };
+    let options = JsonCompileOptions {
+        whitespace_pattern: Some(WHITE_SPACE.to_owned()),
+        ..JsonCompileOptions::default()
+    };
+    options.apply_to(&mut schema);
+    Ok(schema)
 }
 
 /// What a schema becomes.

@@ -6,14 +6,21 @@ use super::vocabulary::{TokenType, Vocabulary};
 
 /// Texts of markers whose words do not say so.
 const MARKERS: &[&str] = &[
-    // Tool calls of Cohere, GigaChat, GLM, Llama 3, Mistral, Apertus, DeepSeek and Gemma 4.
+    // Tool calls of Cohere, GigaChat, GLM, Hunyuan 3, Llama 3, Mistral, Apertus, DeepSeek, Gemma 4,
+    // Kimi K3 and MiniMax M3.
     "<|START_ACTION|>",
     "<|END_ACTION|>",
     "<|function_call|>",
+    "<|role_sep|>",
     "<arg_key>",
     "</arg_key>",
     "<arg_value>",
     "</arg_value>",
+    "<tool_sep:opensource>",
+    "<arg_key:opensource>",
+    "</arg_key:opensource>",
+    "<arg_value:opensource>",
+    "</arg_value:opensource>",
     "<|python_tag|>",
     "[ARGS]",
     "[CALL_ID]",
@@ -22,6 +29,10 @@ const MARKERS: &[&str] = &[
     "<｜tool▁sep｜>",
     "｜DSML｜",
     "<|\"|>",
+    "<|open|>",
+    "<|close|>",
+    "<|sep|>",
+    "]<]minimax[>[",
     // Reasoning of Apertus and Gemma 4.
     "<|inner_prefix|>",
     "<|inner_suffix|>",

@@ -1,0 +1,64 @@
+//! Tool calls: which form a model's calls have, as its chat template writes them, and the calls in
+//! the text of an answer. It must not know HTTP, tokens or sampling.
+
+mod block;
+mod cursor;
+mod formats;
+mod literals;
+mod objects;
+mod parser;
+#[cfg(test)]
+mod tests;
+mod values;
+mod written;
+
+use serde_json::{Map, Value};
+
+use self::formats::FORMATS;
+pub(crate) use self::cursor::pieces;
+pub(crate) use self::formats::{Arguments, Body, Tags};
+pub use self::formats::ToolFormat;
+pub use self::parser::{ToolDelta, ToolParser};
+pub(crate) use self::values::{ValueKind, properties, value_kind};
+
+/// The longest name of a tool, in bytes.
+const NAME_BYTES: usize = 256;
+
+/// A tool that a model may call.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tool {
+    /// Its name, of letters, digits and `_ - . : /`.
+    pub name: String,
+    /// The JSON schema of its arguments, which are an object.
+    pub parameters: Value,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ToolCall {
+    /// The tool's name, which is one of the request's.
+    pub name: String,
+    /// The arguments by name, which need not satisfy the schema.
+    pub arguments: Map<String, Value>,
+}
+
+impl Tool {
+    /// Whether a text can be the name of a tool: in the forms of calls, other characters would
+    /// end it.
+    pub fn is_name(text: &str) -> bool {
+        let is_part = |c: char| c.is_alphanumeric() || "_-.:/".contains(c);
+        (1..=NAME_BYTES).contains(&text.len()) && text.chars().all(is_part)
+    }
+}
+
+impl ToolFormat {
+    /// The form of the calls that a template's `source` writes, if it is a known one.
+    pub fn of(source: &str) -> Option<&'static ToolFormat> {
+        FORMATS.iter().find(|format| format.marks.iter().all(|mark| source.contains(mark)))
+    }
+
+    /// Whether a template shows tools to the model.
+    pub fn shows_tools(source: &str) -> bool {
+        source.contains("tools") || source.contains("functions")
+    }
+}

@@ -1,0 +1,525 @@
+//! The forms of tool calls, a row for each family of chat templates. A row has what the model
+//! writes, which grammars force, and what the parser goes by.
+
+use crate::reasoning::ReasoningMarkers;
+
+/// How the calls of an answer are written: blocks of one or several calls.
+///
+/// Texts that are written may have placeholders: `{n}` is a number, `{id}` an id of nine
+/// characters, `{call_id}` one behind Mistral's marker, `{json}` the content type of Harmony,
+/// `{type}` the JSON type of a value, and `{any}` nothing. Whatever stands in their place is
+/// skipped when calls are parsed.
+#[derive(Debug, PartialEq)]
+pub struct ToolFormat {
+    /// Texts that the sources of such templates have, all of them.
+    pub(crate) marks: &'static [&'static str],
+    /// The text with which a block begins.
+    pub(crate) start: &'static str,
+    /// The text with which it ends; empty if nothing but the end of the answer does.
+    pub(crate) end: &'static str,
+    /// Texts with which an answer may begin a block that has no `start`.
+    pub(crate) bare: &'static [&'static str],
+    /// Whether the prompt ends with `start`.
+    pub(crate) is_open: bool,
+    /// What is written before the first call of a block and behind the last.
+    pub(crate) block: [&'static str; 2],
+    /// What is written before a tool's name, between it and the arguments, and behind them.
+    pub(crate) call: [&'static str; 3],
+    /// What is written between the calls of a block; a block has one call without it.
+    pub(crate) between_calls: Option<&'static str>,
+    /// What is written between blocks; an answer has one block without it.
+    pub(crate) between_blocks: Option<&'static str>,
+    /// How calls are parsed.
+    pub(crate) body: Body,
+    /// Texts around the content of an answer, which are no part of it.
+    pub(crate) hidden: &'static [&'static str],
+    /// The markers of reasoning where an answer may go on behind it with a call; those of the
+    /// template without it.
+    pub reasoning: Option<&'static ReasoningMarkers>,
+}
+
+/// What a call is.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Body {
+    /// A JSON object with a name and arguments, or an array of them.
+    Objects,
+    /// The name, and the arguments behind it.
+    Named(Arguments),
+}
+
+/// How arguments are written behind a name.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Arguments {
+    /// A JSON object.
+    Json,
+    /// A pair of tags for each: strings as they are, others as JSON.
+    Tagged(Tags),
+    /// As Gemma 4 does: an object whose keys have no quotes and whose strings have quotes of their
+    /// own.
+    Gemma,
+    /// As Python does: `key=value, key=value`.
+    Python,
+}
+
+/// The texts around the key and the value of an argument.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Tags {
+    /// Before the key.
+    pub(crate) open: &'static str,
+    /// Behind the key, where its name ends.
+    pub(crate) key_end: &'static str,
+    /// Between `key_end` and a value that is a string, or one that is not.
+    pub(crate) value: [&'static str; 2],
+    /// Behind the value.
+    pub(crate) close: &'static str,
+}
+
+const PLAIN: ToolFormat = ToolFormat {
+    marks: &[],
+    start: "",
+    end: "",
+    bare: &[],
+    is_open: false,
+    block: ["", ""],
+    call: ["{\"name\": \"", "\", \"arguments\": ", "}"],
+    between_calls: None,
+    between_blocks: None,
+    body: Body::Objects,
+    hidden: &[],
+    reasoning: None,
+};
+
+const fn tagged(
+    open: &'static str,
+    key_end: &'static str,
+    value: [&'static str; 2],
+    close: &'static str,
+) -> Body {
+    Body::Named(Arguments::Tagged(Tags { open, key_end, value, close }))
+}
+
+const JSON: Body = Body::Named(Arguments::Json);
+
+/// GPT-OSS, whose answer behind the reasoning begins with its channel.
+const HARMONY_REASONING: ReasoningMarkers = ReasoningMarkers {
+    open: "<|channel|>analysis<|message|>",
+    close: "<|end|><|start|>assistant",
+    answer: None,
+};
+
+/// Solar Open, likewise.
+const SOLAR_REASONING: ReasoningMarkers =
+    ReasoningMarkers { open: "<|think|>", close: "<|end|><|begin|>assistant", answer: None };
+
+/// The most specific ones come first.
+pub(crate) static FORMATS: &[ToolFormat] = &[
+    // Hunyuan 3.
+    ToolFormat {
+        marks: &["<tool_sep", ":opensource"],
+        start: "<tool_calls:opensource>",
+        end: "</tool_calls:opensource>",
+        block: ["<tool_calls:opensource>\n", "\n</tool_calls:opensource>"],
+        call: [
+            "<tool_call:opensource>",
+            "<tool_sep:opensource>\n",
+            "</tool_call:opensource>",
+        ],
+        between_calls: Some("\n"),
+        body: tagged(
+            "<arg_key:opensource>",
+            "</arg_key:opensource>\n<arg_value:opensource>",
+            ["", ""],
+            "</arg_value:opensource>\n",
+        ),
+        ..PLAIN
+    },
+    // GLM 4.5 and later, and models with its form.
+    ToolFormat {
+        marks: &["<arg_key>", "<tool_call>"],
+        start: "<tool_call>",
+        end: "</tool_call>",
+        block: ["<tool_call>", "</tool_call>"],
+        call: ["", "\n", ""],
+        between_blocks: Some("\n"),
+        body: tagged("<arg_key>", "</arg_key>\n<arg_value>", ["", ""], "</arg_value>\n"),
+        ..PLAIN
+    },
+    // ByteDance's Seed.
+    ToolFormat {
+        marks: &["<seed:tool_call>", "<function="],
+        start: "<seed:tool_call>",
+        end: "</seed:tool_call>",
+        block: ["<seed:tool_call>\n", "</seed:tool_call>"],
+        call: ["<function=", ">\n", "</function>\n"],
+        between_calls: Some(""),
+        body: tagged("<parameter=", ">", ["", ""], "</parameter>\n"),
+        ..PLAIN
+    },
+    // Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5.
+    ToolFormat {
+        marks: &["<function=", "<parameter=", "<tool_call>"],
+        start: "<tool_call>",
+        end: "</tool_call>",
+        bare: &["<function="],
+        block: ["<tool_call>\n", "</tool_call>"],
+        call: ["<function=", ">\n", "</function>\n"],
+        between_blocks: Some("\n"),
+        body: tagged("<parameter=", ">", ["\n", "\n"], "\n</parameter>\n"),
+        ..PLAIN
+    },
+    // Functionary 3.1.
+    ToolFormat {
+        marks: &["<function=", "</function>"],
+        start: "<function=",
+        end: "</function>",
+        block: ["<function=", "</function>"],
+        call: ["", ">", ""],
+        between_blocks: Some(""),
+        body: JSON,
+        ..PLAIN
+    },
+    // Functionary 3.2.
+    ToolFormat {
+        marks: &[">>>${recipient}", "'>>>all\\n'"],
+        start: ">>>",
+        is_open: true,
+        block: [">>>", ""],
+        call: ["", "\n", ""],
+        between_blocks: Some(""),
+        body: JSON,
+        hidden: &[">>>all\n"],
+        ..PLAIN
+    },
+    // MiniCPM 5.
+    ToolFormat {
+        marks: &["<function name=", "<param name="],
+        start: "<function name=\"",
+        end: "</function>",
+        block: ["<function name=\"", "</function>"],
+        call: ["", "\">", ""],
+        between_blocks: Some(""),
+        body: tagged("<param name=\"", "\">", ["", ""], "</param>"),
+        ..PLAIN
+    },
+    // MiniMax M3, whose tags have the names of arguments.
+    ToolFormat {
+        marks: &["]<]minimax[>[", "<invoke name="],
+        start: "]<]minimax[>[<tool_call>",
+        end: "]<]minimax[>[</tool_call>",
+        block: ["]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"],
+        call: ["]<]minimax[>[<invoke name=\"", "\">", "]<]minimax[>[</invoke>\n"],
+        between_calls: Some(""),
+        body: tagged("]<]minimax[>[<", ">", ["", ""], "]<]minimax[>[</{key}>"),
+        ..PLAIN
+    },
+    // MiniMax M2.
+    ToolFormat {
+        marks: &["<minimax:tool_call>", "<invoke name="],
+        start: "<minimax:tool_call>",
+        end: "</minimax:tool_call>",
+        block: ["<minimax:tool_call>\n", "</minimax:tool_call>"],
+        call: ["<invoke name=\"", "\">\n", "</invoke>\n"],
+        between_calls: Some(""),
+        body: tagged("<parameter name=\"", "\">", ["", ""], "</parameter>\n"),
+        ..PLAIN
+    },
+    // DeepSeek V3.2.
+    ToolFormat {
+        marks: &["｜DSML｜", "function_calls>"],
+        start: "<｜DSML｜function_calls>",
+        end: "</｜DSML｜function_calls>",
+        block: ["<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"],
+        ..DSML
+    },
+    // DeepSeek V4.
+    ToolFormat { marks: &["｜DSML｜", "tool_calls>"], ..DSML },
+    // Glimmer.
+    ToolFormat {
+        marks: &["<atem:function_calls>"],
+        start: "<atem:function_calls>",
+        end: "</atem:function_calls>",
+        block: ["<atem:function_calls>\n", "</atem:function_calls>"],
+        call: ["<atem:invoke name=\"", "\">\n", "</atem:invoke>\n"],
+        between_calls: Some(""),
+        body: tagged("<atem:parameter name=\"", "\">", ["", ""], "</atem:parameter>\n"),
+        ..PLAIN
+    },
+    // DeepSeek R1 and V3.
+    ToolFormat {
+        marks: &["<｜tool▁sep｜>", "```json"],
+        call: [
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            "\n```json\n",
+            "\n```<｜tool▁call▁end｜>",
+        ],
+        between_calls: Some("\n"),
+        ..DEEPSEEK
+    },
+    // DeepSeek V3.1.
+    ToolFormat { marks: &["<｜tool▁sep｜>"], ..DEEPSEEK },
+    // Kimi K2.
+    ToolFormat {
+        marks: &["<|tool_calls_section_begin|>"],
+        start: "<|tool_calls_section_begin|>",
+        end: "<|tool_calls_section_end|>",
+        block: ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"],
+        call: [
+            "<|tool_call_begin|>functions.",
+            ":{n}<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+        ],
+        between_calls: Some(""),
+        body: JSON,
+        ..PLAIN
+    },
+    // GPT-OSS. The recipient stands in the channel or before it.
+    ToolFormat { marks: &["<|channel|>commentary", "functions."], ..HARMONY },
+    // Solar Open.
+    ToolFormat {
+        marks: &["<|tool_call:begin|>"],
+        start: "<|tool_calls|>",
+        block: ["<|tool_calls|>", ""],
+        call: [
+            "<|tool_call:begin|>{id}<|tool_call:name|>",
+            "<|tool_call:args|>",
+            "<|tool_call:end|>",
+        ],
+        between_calls: Some(""),
+        body: JSON,
+        hidden: &["<|content|>", "<|end|>", "<|begin|>assistant"],
+        reasoning: Some(&SOLAR_REASONING),
+        ..PLAIN
+    },
+    // Kimi K3.
+    ToolFormat {
+        marks: &["<|open|>", "<|sep|>", "'call'"],
+        start: "<|open|>tools<|sep|>",
+        end: "<|close|>tools<|sep|>",
+        block: ["<|open|>tools<|sep|>", "<|close|>tools<|sep|>"],
+        call: [
+            "<|open|>call tool=\"",
+            "\" index=\"{n}\"<|sep|>",
+            "<|close|>call<|sep|>",
+        ],
+        between_calls: Some(""),
+        body: tagged(
+            "<|open|>argument key=\"",
+            "\"",
+            [" type=\"string\"<|sep|>", " type=\"{type}\"<|sep|>"],
+            "<|close|>argument<|sep|>",
+        ),
+        hidden: &[
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+        ],
+        ..PLAIN
+    },
+    // Gemma 4.
+    ToolFormat {
+        marks: &["<|tool_call>call:"],
+        start: "<|tool_call>call:",
+        end: "<tool_call|>",
+        block: ["<|tool_call>call:", "<tool_call|>"],
+        call: ["", "", ""],
+        between_blocks: Some(""),
+        body: Body::Named(Arguments::Gemma),
+        ..PLAIN
+    },
+    // Mistral, Devstral and Magistral: the newer form, with ids and without.
+    ToolFormat {
+        marks: &["[TOOL_CALLS]", "[CALL_ID]"],
+        call: ["", "{call_id}[ARGS]", ""],
+        ..MISTRAL
+    },
+    ToolFormat { marks: &["[TOOL_CALLS]", "[ARGS]"], ..MISTRAL },
+    // Mistral's older form.
+    ToolFormat {
+        marks: &["[TOOL_CALLS]"],
+        start: "[TOOL_CALLS]",
+        block: ["[TOOL_CALLS][", "]"],
+        call: ["{\"name\": \"", "\", \"arguments\": ", ", \"id\": \"{id}\"}"],
+        between_calls: Some(", "),
+        ..PLAIN
+    },
+    // Command R7B and Command A.
+    ToolFormat {
+        marks: &["<|START_ACTION|>"],
+        start: "<|START_ACTION|>",
+        end: "<|END_ACTION|>",
+        block: ["<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"],
+        call: [
+            "{\"tool_call_id\": \"{n}\", \"tool_name\": \"",
+            "\", \"parameters\": ",
+            "}",
+        ],
+        between_calls: Some(",\n    "),
+        ..PLAIN
+    },
+    // Command R and R+.
+    ToolFormat {
+        marks: &["Action:\\n```json", "\"tool_name\""],
+        start: "Action:\n```json",
+        end: "```",
+        block: ["Action:\n```json\n[\n", "\n]```"],
+        call: ["    {\n        \"tool_name\": \"", "\",\n        \"parameters\": ", "\n    }"],
+        between_calls: Some(",\n"),
+        ..PLAIN
+    },
+    // Apertus.
+    ToolFormat {
+        marks: &["<|tools_prefix|>"],
+        start: "<|tools_prefix|>",
+        end: "<|tools_suffix|>",
+        block: ["<|tools_prefix|>[", "]<|tools_suffix|>"],
+        call: ["{\"", "\": ", "}"],
+        between_calls: Some(", "),
+        ..PLAIN
+    },
+    // Nemotron Nano 2.
+    ToolFormat {
+        marks: &["<TOOLCALL>"],
+        start: "<TOOLCALL>",
+        end: "</TOOLCALL>",
+        block: ["<TOOLCALL>[", "]</TOOLCALL>"],
+        between_calls: Some(", "),
+        ..PLAIN
+    },
+    // LFM 2.
+    ToolFormat { marks: &["<|tool_call_start|>"], ..PYTHONIC },
+    ToolFormat { marks: &["List of tools: "], ..PYTHONIC },
+    // GigaChat.
+    ToolFormat {
+        marks: &["<|function_call|>"],
+        start: "<|function_call|>",
+        block: ["<|function_call|>", ""],
+        ..PLAIN
+    },
+    ToolFormat {
+        marks: &["function call", "role_sep"],
+        start: "function call<|role_sep|>",
+        block: ["function call<|role_sep|>\n", ""],
+        ..PLAIN
+    },
+    // FireFunction, and Phi-4-mini by its report.
+    ToolFormat {
+        marks: &["functools["],
+        start: "functools",
+        block: ["functools[", "]"],
+        between_calls: Some(", "),
+        ..PLAIN
+    },
+    // MiniMax M1: an object on each line.
+    ToolFormat {
+        marks: &["<tool_calls>\\n{", "</tool_calls>"],
+        start: "<tool_calls>",
+        end: "</tool_calls>",
+        block: ["<tool_calls>\n", "\n</tool_calls>"],
+        between_calls: Some("\n"),
+        ..PLAIN
+    },
+    // Apriel.
+    ToolFormat {
+        marks: &["<tool_calls>[", "</tool_calls>"],
+        start: "<tool_calls>",
+        end: "</tool_calls>",
+        block: ["<tool_calls>[", "]</tool_calls>"],
+        between_calls: Some(", "),
+        ..PLAIN
+    },
+    // Phi-4-mini.
+    ToolFormat {
+        marks: &["<|tool_call|>", "<|/tool_call|>"],
+        start: "<|tool_call|>",
+        end: "<|/tool_call|>",
+        block: ["<|tool_call|>[", "]<|/tool_call|>"],
+        between_calls: Some(", "),
+        ..PLAIN
+    },
+    // Granite 3.
+    ToolFormat {
+        marks: &["<|tool_call|>"],
+        start: "<|tool_call|>",
+        block: ["<|tool_call|>[", "]"],
+        between_calls: Some(", "),
+        ..PLAIN
+    },
+    // Hermes, and all who took its form: Qwen 2.5 and 3, EXAONE, ERNIE, Granite 4.
+    ToolFormat {
+        marks: &["<tool_call>"],
+        start: "<tool_call>",
+        end: "</tool_call>",
+        block: ["<tool_call>\n", "\n</tool_call>"],
+        between_blocks: Some("\n"),
+        ..PLAIN
+    },
+    // Llama 3.1 to 3.3, which may write an object without any marker.
+    ToolFormat {
+        marks: &["<|start_header_id|>", "\"parameters\": "],
+        start: "<|python_tag|>",
+        bare: &["{\"name\"", "{\"type\"", "{\"function\"", "{ \"name\"", "{\n"],
+        call: ["{\"name\": \"", "\", \"parameters\": ", "}"],
+        ..PLAIN
+    },
+];
+
+const DSML: ToolFormat = ToolFormat {
+    start: "<｜DSML｜tool_calls>",
+    end: "</｜DSML｜tool_calls>",
+    block: ["<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"],
+    call: ["<｜DSML｜invoke name=\"", "\">\n", "</｜DSML｜invoke>\n"],
+    between_calls: Some(""),
+    body: tagged(
+        "<｜DSML｜parameter name=\"",
+        "\"",
+        [" string=\"true\">", " string=\"false\">"],
+        "</｜DSML｜parameter>\n",
+    ),
+    ..PLAIN
+};
+
+const DEEPSEEK: ToolFormat = ToolFormat {
+    start: "<｜tool▁calls▁begin｜>",
+    end: "<｜tool▁calls▁end｜>",
+    block: ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+    call: ["<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"],
+    between_calls: Some(""),
+    body: JSON,
+    ..PLAIN
+};
+
+const HARMONY: ToolFormat = ToolFormat {
+    start: "to=functions.",
+    block: ["<|channel|>commentary to=functions.", ""],
+    call: ["", "{json}<|message|>", ""],
+    body: JSON,
+    hidden: &[
+        "<|start|>assistant",
+        "<|channel|>commentary",
+        "<|channel|>analysis",
+        "<|channel|>final",
+        "<|message|>",
+        "<|end|>",
+    ],
+    reasoning: Some(&HARMONY_REASONING),
+    ..PLAIN
+};
+
+const MISTRAL: ToolFormat = ToolFormat {
+    start: "[TOOL_CALLS]",
+    block: ["[TOOL_CALLS]", ""],
+    call: ["", "{any}[ARGS]", ""],
+    between_blocks: Some(""),
+    body: JSON,
+    ..PLAIN
+};
+
+const PYTHONIC: ToolFormat = ToolFormat {
+    start: "<|tool_call_start|>",
+    end: "<|tool_call_end|>",
+    block: ["<|tool_call_start|>[", "]<|tool_call_end|>"],
+    call: ["", "(", ")"],
+    between_calls: Some(", "),
+    body: Body::Named(Arguments::Python),
+    ..PLAIN
+};
