@@ -61,10 +61,8 @@ impl Constraint {
     /// If it is not valid, has a part that is not supported, or exceeds a limit.
     pub fn check(&self) -> Result<()> {
         self.on_large_stack(|grammar| {
-            let grammar = GrammarInit::Serialized(top_level(grammar, &[])?);
-            let check = || grammar.to_internal(None, limits());
-            let found = panic_utils::catch_unwind(AssertUnwindSafe(check));
-            found.map(|_| ()).map_err(|error| message(&error.to_string()))
+            let found = compile_alone(top_level(grammar, &[])?);
+            found.map_err(|error| explain(grammar, &error))
         })
     }
 
@@ -183,7 +181,7 @@ impl Compiler {
             let parser = self.factory.create_parser(top_level(grammar, &markers)?);
             let mut matcher = llguidance::Matcher::new(parser);
             // One whose first token exceeds a limit is refused here, not in the middle of a step.
-            matcher.compute_mask().map_err(|error| message(&error.to_string()))?;
+            matcher.compute_mask().map_err(|error| explain(grammar, &error.to_string()))?;
             Ok(matcher)
         })?;
         let field = constraint.field.clone();
@@ -223,6 +221,25 @@ fn words(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
         if is_text && !tokenizer.is_end_of_generation(id) { word } else { Vec::new() }
     };
     (0..tokenizer.vocab_size() as u32).map(word).collect()
+}
+
+/// Compiles a grammar without a vocabulary, to see whether that works.
+fn compile_alone(grammar: TopLevelGrammar) -> std::result::Result<(), String> {
+    let compile = || GrammarInit::Serialized(grammar).to_internal(None, limits());
+    let found = panic_utils::catch_unwind(AssertUnwindSafe(compile));
+    found.map(|_| ()).map_err(|error| error.to_string())
+}
+
+/// The line for an error of llguidance. Of several tools it names the one that is wrong by itself.
+fn explain(grammar: &Grammar, error: &str) -> String {
+    let Grammar::Tools(tools) = grammar else { return message(error) };
+    let wrong = tools.tools.iter().find_map(|tool| {
+        let schema = schema::prepared(&tool.parameters).ok()?;
+        let grammar = TopLevelGrammar::from_json_schema(schema);
+        let error = compile_alone(grammar).err()?;
+        Some(format!("the parameters of {}: {}", tool.name, message(&error)))
+    });
+    wrong.unwrap_or_else(|| message(error))
 }
 
 /// The control tokens that stand in an answer's text, and their texts.

@@ -8,7 +8,7 @@ mod literals;
 mod objects;
 mod parser;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod values;
 mod written;
 

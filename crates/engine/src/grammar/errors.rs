@@ -11,6 +11,9 @@ pub(super) fn message(error: &str) -> String {
             .to_owned();
     }
     let error = error.split("\n<").next().unwrap_or_default();
+    // A grammar of tools is repeated line by line.
+    let error = error.split("\n   1 |").next().unwrap_or_default();
+    let error = error.rsplit("failed to compile JSON schema: ").next().unwrap_or_default();
     if error.starts_with("panic:") {
         return "a part of it is not valid".to_owned();
     }

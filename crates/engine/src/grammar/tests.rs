@@ -1,5 +1,7 @@
 //! Masks of schemas and regular expressions, reasoning before an answer, and hostile ones.
 
+mod tool_calls;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -114,8 +114,8 @@ pub(crate) const EXAMPLES: [(&str, &str); 33] = [
     ),
     (
         "<|tool_call:begin|>",
-        "<|tool_calls|><|tool_call:begin|>abcdef123<|tool_call:name|>get_weather<|tool_call:args|>\
-         {\"city\": \"Paris\", \"days\": 2}<|tool_call:end|><|tool_call:begin|>abcdef124\
+        "<|tool_calls|><|tool_call:begin|>abcdefghi<|tool_call:name|>get_weather<|tool_call:args|>\
+         {\"city\": \"Paris\", \"days\": 2}<|tool_call:end|><|tool_call:begin|>abcdefghj\
          <|tool_call:name|>time<|tool_call:args|>{}<|tool_call:end|>",
     ),
     (
@@ -132,8 +132,8 @@ pub(crate) const EXAMPLES: [(&str, &str); 33] = [
     ),
     (
         "[TOOL_CALLS] [CALL_ID]",
-        "[TOOL_CALLS]get_weather[CALL_ID]abcdef123[ARGS]{\"city\": \"Paris\", \"days\": 2}\
-         [TOOL_CALLS]time[CALL_ID]abcdef124[ARGS]{}",
+        "[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"Paris\", \"days\": 2}\
+         [TOOL_CALLS]time[CALL_ID]abcdefghj[ARGS]{}",
     ),
     (
         "[TOOL_CALLS] [ARGS]",
@@ -142,8 +142,8 @@ pub(crate) const EXAMPLES: [(&str, &str); 33] = [
     (
         "[TOOL_CALLS]",
         "[TOOL_CALLS][{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": \
-         2}, \"id\": \"abcdef123\"}, {\"name\": \"time\", \"arguments\": {}, \
-         \"id\": \"abcdef124\"}]",
+         2}, \"id\": \"abcdefghi\"}, {\"name\": \"time\", \"arguments\": {}, \
+         \"id\": \"abcdefghj\"}]",
     ),
     (
         "<|START_ACTION|>",
