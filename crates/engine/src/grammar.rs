@@ -25,8 +25,8 @@ use llguidance::{ParserFactory, panic_utils};
 use serde_json::{Value, json};
 
 use self::errors::message;
-use self::tools::Marker;
 pub(crate) use self::matcher::Matcher;
+use self::tools::Marker;
 pub use self::tools::ToolGrammar;
 use crate::error::{Error, Result};
 use crate::reasoning::Reasoning;
@@ -195,7 +195,9 @@ fn top_level(
     markers: &[Marker],
 ) -> std::result::Result<TopLevelGrammar, String> {
     let grammar = match grammar {
-        Grammar::JsonSchema(schema) => GrammarWithLexer::from_json_schema(schema::prepared(schema)?),
+        Grammar::JsonSchema(schema) => {
+            GrammarWithLexer::from_json_schema(schema::prepared(schema)?)
+        }
         Grammar::Regex(regex) if regex.len() > REGEX_BYTES => {
             let bytes = regex.len();
             return Err(format!(

@@ -90,9 +90,9 @@ impl Template {
         self.renderers.source()
     }
 
-    /// Messages as OpenAI's interface has them, with their tool calls in the form that this template
-    /// reads, which is found by a trial, once. Where it writes no calls, they become content, as the
-    /// model wrote them.
+    /// Messages as OpenAI's interface has them, with their tool calls in the form that this
+    /// template reads, which is found by a trial, once. Where it writes no calls, they become
+    /// content, as the model wrote them.
     pub fn with_calls(&self, messages: Vec<Json>) -> Vec<Json> {
         let has_calls = |message: &Json| message.get("tool_calls").is_some_and(Json::is_array);
         if !messages.iter().any(has_calls) {
@@ -103,9 +103,8 @@ impl Template {
             let render = |style: &CallStyle| {
                 self.render(&style.trial(), Some(&tools), false, &Map::new()).ok()
             };
-            let is_written = |style: &CallStyle| {
-                render(style).is_some_and(|text| CallStyle::is_written(&text))
-            };
+            let is_written =
+                |style: &CallStyle| render(style).is_some_and(|text| CallStyle::is_written(&text));
             CallStyle::candidates(self.source()).find(is_written)
         });
         match style {

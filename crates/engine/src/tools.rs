@@ -14,10 +14,10 @@ mod written;
 
 use serde_json::{Map, Value};
 
-use self::formats::FORMATS;
 pub(crate) use self::cursor::pieces;
-pub(crate) use self::formats::{Arguments, Body, Tags};
+use self::formats::FORMATS;
 pub use self::formats::ToolFormat;
+pub(crate) use self::formats::{Arguments, Body, Tags};
 pub use self::parser::{ToolDelta, ToolParser};
 pub(crate) use self::values::{ValueKind, properties, value_kind};
 
@@ -34,7 +34,7 @@ pub struct Tool {
 }
 
 /// A call of a tool.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
     /// The tool's name, which is one of the request's.
     pub name: String,

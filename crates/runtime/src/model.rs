@@ -201,8 +201,9 @@ impl Model {
         Ok(Reasoning::of(self.template()?.source(), &String::from_utf8_lossy(&tail)))
     }
 
-    /// The text of a chat, with the model's own system prompt if the messages have none.
-    /// `variables` are further variables of the template.
+    /// The text of a chat, with the model's own system prompt if the messages have none. Their tool
+    /// calls are as OpenAI's interface has them. `variables` are further variables of the template,
+    /// `tools` among them.
     ///
     /// # Errors
     /// If the model has no chat template, or the template rejects the messages.
@@ -215,7 +216,9 @@ impl Model {
         if let Some(system) = self.file.system().filter(|_| !has_system(&messages)) {
             messages.insert(0, json!({"role": "system", "content": system}));
         }
-        Ok(self.template()?.render(&messages.into(), None, add_generation_prompt, variables)?)
+        let template = self.template()?;
+        let messages = template.with_calls(messages);
+        Ok(template.render(&messages.into(), None, add_generation_prompt, variables)?)
     }
 
     /// The tokens of a text, with those that mark its start and end, and with special tokens

@@ -1,9 +1,14 @@
 //! Anthropic's interface: messages and the count of their tokens.
 
+mod blocks;
+
+use std::sync::Arc;
+
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bodkin::{FinishReason, Usage};
+use bodkin_engine::ToolCall;
 use serde_json::{Map, Value, json};
 
 use crate::app::SharedApp;
@@ -12,11 +17,13 @@ use crate::constraint;
 use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json};
 use crate::generate::{ChoiceEvent, EventKind, Generation, Running};
-use crate::openai::chat::{add_effort, messages, text_of_parts};
+use crate::openai::calls;
+use crate::openai::chat::{add_effort, messages};
 use crate::openai::new_id;
 use crate::prompt::{Chat, ChatEnd, Prompt, count_tokens as count};
 use crate::stream::{self, StreamFormat, sse_event};
 use crate::timings::Reports;
+use crate::tools;
 
 /// The most tokens of an answer if the request does not say.
 const DEFAULT_MAX_TOKENS: usize = 4096;
@@ -51,8 +58,12 @@ pub(crate) async fn create(
         let thinking = &answer.text.reasoning;
         content.push(json!({ "type": "thinking", "thinking": thinking, "signature": "" }));
     }
-    content.push(json!({ "type": "text", "text": answer.text.content }));
-    let (reason, sequence) = stop_reason(&answer.finish);
+    let calls = &answer.text.calls;
+    if calls.is_empty() || !answer.text.content.is_empty() {
+        content.push(json!({ "type": "text", "text": answer.text.content }));
+    }
+    content.extend(calls.iter().map(|call| tool_use(call, call.arguments.clone())));
+    let (reason, sequence) = stop_reason(&answer.finish, !calls.is_empty());
     Ok(Json(json!({
         "id": new_id("msg_"),
         "type": "message",
@@ -78,14 +89,13 @@ pub(crate) async fn count_tokens(
 
 /// The conversation of a request, in the form that templates read.
 fn chat(fields: &mut Fields) -> Result<Chat> {
-    ["tools", "tool_choice", "mcp_servers", "container"]
-        .into_iter()
-        .try_for_each(|f| fields.refuse(f))?;
+    ["mcp_servers", "container"].into_iter().try_for_each(|f| fields.refuse(f))?;
+    let tools = tools::anthropic(fields)?.map(Arc::new);
     let mut output = fields.object("output_config")?;
     let given = messages(fields)?;
     let mut messages = Vec::with_capacity(given.len() + 1);
     if let Some(system) = fields.take("system") {
-        messages.push(json!({ "role": "system", "content": text("system", &system)? }));
+        messages.push(json!({ "role": "system", "content": blocks::text("system", &system)? }));
     }
     for (i, message) in given.iter().enumerate() {
         let role = message.get("role").and_then(Value::as_str);
@@ -94,9 +104,9 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
             return Err(ApiError::field(&at, format!("{at}: expected user or assistant")));
         };
         let content = message.get("content").unwrap_or(&Value::Null);
-        let content = text(&format!("messages[{i}].content"), content)?;
-        messages.push(json!({ "role": role, "content": content }));
+        blocks::add(role, &format!("messages[{i}].content"), content, &mut messages)?;
     }
+    calls::check_end(&messages, "messages")?;
     let end = match messages.last() {
         Some(last) if last["role"] == "assistant" => ChatEnd::Continued,
         _ => ChatEnd::Answer,
@@ -114,29 +124,18 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
             return Err(ApiError::field("thinking.type", message));
         }
     }
-    Ok(Chat { messages, variables, end })
+    Ok(Chat { messages, variables, end, tools })
 }
 
-/// The text of a string or of blocks of text. Reasoning of earlier answers is left out, as
-/// templates leave it out.
-fn text(at: &str, content: &Value) -> Result<String> {
-    match content {
-        Value::String(text) => Ok(text.clone()),
-        Value::Array(blocks) => {
-            let is_thinking = |block: &Value| {
-                matches!(block["type"].as_str(), Some("thinking" | "redacted_thinking"))
-            };
-            let blocks: Vec<Value> =
-                blocks.iter().filter(|block| !is_thinking(block)).cloned().collect();
-            text_of_parts(at, &blocks)
-        }
-        _ => Err(ApiError::field(at, format!("{at}: expected a string or an array of blocks"))),
-    }
+/// A block that calls a tool.
+fn tool_use(call: &ToolCall, input: Map<String, Value>) -> Value {
+    json!({ "type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": input })
 }
 
 /// Why an answer ended, and the stop string that ended it.
-fn stop_reason(finish: &FinishReason) -> (&'static str, Option<&str>) {
+fn stop_reason(finish: &FinishReason, has_calls: bool) -> (&'static str, Option<&str>) {
     match finish {
+        FinishReason::End if has_calls => ("tool_use", None),
         FinishReason::End | FinishReason::Cancelled => ("end_turn", None),
         FinishReason::Stop(text) => ("stop_sequence", Some(text)),
         FinishReason::Length => ("max_tokens", None),
@@ -160,6 +159,7 @@ struct MessageStream {
     open: Option<&'static str>,
     /// Its number, or that of the next one.
     index: usize,
+    has_calls: bool,
     failed: bool,
 }
 
@@ -186,6 +186,23 @@ impl MessageStream {
                 json!({ "type": "content_block_delta", "index": self.index, "delta": delta });
             sse_event("content_block_delta", &event, out);
         }
+    }
+
+    /// Writes a block with a call, whose arguments come at once.
+    fn call(&mut self, call: &ToolCall, out: &mut Vec<u8>) {
+        self.close(out);
+        self.has_calls = true;
+        let index = self.index;
+        let block = tool_use(call, Map::new());
+        let name = "content_block_start";
+        let event = json!({ "type": name, "index": index, "content_block": block });
+        sse_event(name, &event, out);
+        let input = Value::from(call.arguments.clone()).to_string();
+        let delta = json!({ "type": "input_json_delta", "partial_json": input });
+        let name = "content_block_delta";
+        sse_event(name, &json!({ "type": name, "index": index, "delta": delta }), out);
+        self.open = Some("tool_use");
+        self.close(out);
     }
 
     fn close(&mut self, out: &mut Vec<u8>) {
@@ -230,6 +247,7 @@ impl StreamFormat for MessageStream {
         if !delta.content.is_empty() {
             self.add("text", &delta.content, out);
         }
+        delta.calls.iter().for_each(|call| self.call(call, out));
         match kind {
             EventKind::Prefill | EventKind::Token { .. } => {}
             EventKind::Done { finish, usage: counts, .. } => {
@@ -238,7 +256,7 @@ impl StreamFormat for MessageStream {
                     self.add("text", "", out);
                 }
                 self.close(out);
-                let (reason, sequence) = stop_reason(&finish);
+                let (reason, sequence) = stop_reason(&finish, self.has_calls);
                 let delta = json!({ "stop_reason": reason, "stop_sequence": sequence });
                 let event =
                     json!({ "type": "message_delta", "delta": delta, "usage": usage(&counts) });

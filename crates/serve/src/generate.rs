@@ -2,7 +2,7 @@
 //! are tokenized on threads that may block; the events of all answers come through one channel.
 
 use bodkin::{Event, FinishReason, Logprobs, Request, Timings, Usage};
-use bodkin_engine::{EventDecoder, Reasoning, Update, UpdateSink};
+use bodkin_engine::{EventDecoder, Reasoning, ToolParser, Update, UpdateSink};
 use serde_json::{Map, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
@@ -15,6 +15,7 @@ use crate::models::Lease;
 use crate::prompt::{Prompt, tokenize};
 use crate::reasoning::{Delta, ReasoningSplitter};
 use crate::timings::{Clock, Reports};
+use crate::tools::Calling;
 
 /// The most log-probabilities of prompts in one answer: those of their tokens, and of alternatives.
 /// As JSON, one takes about 200 bytes.
@@ -87,6 +88,8 @@ struct Choice {
     has_ended: bool,
     clock: Clock,
     splitter: Option<ReasoningSplitter>,
+    /// What finds the calls behind the reasoning.
+    parser: Option<ToolParser>,
     /// Tokens of the reasoning and of its marks.
     reasoning_tokens: usize,
 }
@@ -129,6 +132,11 @@ impl Generation {
         cancelled: watch::Receiver<bool>,
     ) -> Result<Running> {
         let Generation { prompts, mut request, choices, separates_reasoning, reports } = self;
+        let tools = prompts.iter().find_map(Prompt::tools);
+        let calling = tools.map(|tools| Calling::new(tools, &lease)).transpose()?;
+        if let Some(calling) = &calling {
+            request.constraint = calling.constraint(request.constraint.as_deref())?;
+        }
         let prompts = prompts.into_iter().map(|prompt| tokenize(&lease, prompt));
         let prompts = prompts.collect::<Result<Vec<_>>>()?;
         check_prompt_logprobs(&prompts, &request, choices)?;
@@ -144,9 +152,9 @@ impl Generation {
         let mut requests = Vec::with_capacity(prompts.len() * choices);
         let mut reasoning = Vec::with_capacity(prompts.len());
         for (tokens, text) in &prompts {
-            // A text that no template made has no reasoning.
             request.reasoning = match text {
-                Some(text) => Reasoning::of(model.template()?.source(), text),
+                Some(text) => reasoning_of(&lease, calling.as_ref(), text)?,
+                // A text that no template made has no reasoning.
                 None => None,
             };
             reasoning.push(request.reasoning);
@@ -164,16 +172,12 @@ impl Generation {
         let decoders = decoders.inspect_err(|_| counter.give_back(read))?;
         let mut running = Vec::with_capacity(decoders.len());
         for (i, decoder) in decoders.into_iter().enumerate() {
-            let reasoning = reasoning[i / choices].filter(|_| separates_reasoning);
-            running.push(Choice {
-                decoder,
-                prompt_logprobs: Vec::new(),
-                counted: 0,
-                has_ended: false,
-                clock: Clock::new(reports),
-                splitter: reasoning.map(ReasoningSplitter::new),
-                reasoning_tokens: 0,
-            });
+            // Calls within the reasoning are none.
+            let is_separated = separates_reasoning || calling.is_some();
+            let reasoning = reasoning[i / choices].filter(|_| is_separated);
+            let prompt = prompts[i / choices].1.as_deref().unwrap_or_default();
+            let parser = calling.as_ref().map(|calling| calling.parser(prompt));
+            running.push(Choice::new(decoder, reasoning, parser, reports));
         }
         Ok(Running {
             usage: Usage::default(),
@@ -186,6 +190,38 @@ impl Generation {
             cancelled,
             lease,
         })
+    }
+}
+
+impl Choice {
+    fn new(
+        decoder: EventDecoder,
+        reasoning: Option<Reasoning>,
+        parser: Option<ToolParser>,
+        reports: Reports,
+    ) -> Choice {
+        Choice {
+            decoder,
+            prompt_logprobs: Vec::new(),
+            counted: 0,
+            has_ended: false,
+            clock: Clock::new(reports),
+            splitter: reasoning.map(ReasoningSplitter::new),
+            parser,
+            reasoning_tokens: 0,
+        }
+    }
+}
+
+/// How the answer to a rendered prompt may begin with reasoning.
+fn reasoning_of(
+    lease: &Lease,
+    calling: Option<&Calling>,
+    prompt: &str,
+) -> Result<Option<Reasoning>> {
+    match calling.and_then(|calling| calling.format.reasoning) {
+        Some(markers) => Ok(Some(Reasoning::marked(markers, prompt))),
+        None => Ok(Reasoning::of(lease.text()?.template()?.source(), prompt)),
     }
 }
 
@@ -335,7 +371,7 @@ impl Running {
         };
         let is_token = matches!(kind, EventKind::Token { .. });
         let is_last = matches!(kind, EventKind::Done { .. } | EventKind::Failed(_));
-        let delta = match &mut choice.splitter {
+        let mut delta = match &mut choice.splitter {
             Some(splitter) => {
                 let was_reasoning = splitter.is_reasoning();
                 let delta = splitter.push(&text, is_last);
@@ -343,8 +379,12 @@ impl Running {
                 choice.reasoning_tokens += usize::from(is_counted && is_token);
                 delta
             }
-            None => Delta { content: text, reasoning: String::new() },
+            None => Delta { content: text, ..Delta::default() },
         };
+        if let Some(parser) = &mut choice.parser {
+            let found = parser.push(&delta.content, is_last);
+            (delta.content, delta.calls) = (found.content, found.calls);
+        }
         Some(ChoiceEvent { index, delta, kind, report })
     }
 
@@ -366,6 +406,7 @@ impl Running {
             let (text, tokens) = &mut texts[index];
             text.reasoning.push_str(&delta.reasoning);
             text.content.push_str(&delta.content);
+            text.calls.extend(delta.calls);
             match kind {
                 EventKind::Prefill => {}
                 EventKind::Token { id, logprobs } => tokens.push(AnswerToken { id, logprobs }),

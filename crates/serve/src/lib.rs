@@ -32,6 +32,7 @@ mod sampling;
 mod server;
 mod stream;
 mod timings;
+mod tools;
 mod write_timeout;
 
 use std::net::SocketAddr;

@@ -4,6 +4,7 @@
 mod lines;
 pub(crate) mod models;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
@@ -24,6 +25,7 @@ use crate::prompt::{Chat, Prompt};
 use crate::reasoning::Delta;
 use crate::stream;
 use crate::timings::Reports;
+use crate::tools;
 use lines::{LineStream, Shape, logprobs};
 
 /// The model that a request names, with its `keep_alive`.
@@ -155,7 +157,7 @@ pub(crate) async fn chat(
     mut fields: Fields,
 ) -> Result<Response> {
     let named = Named::of(&mut fields)?;
-    fields.refuse("tools")?;
+    let tools = tools::ollama(&mut fields)?.map(Arc::new);
     let variables = thinking(&mut fields)?;
     let messages = fields.take("messages").unwrap_or_else(|| json!([]));
     if messages.as_array().is_some_and(Vec::is_empty) {
@@ -167,7 +169,7 @@ pub(crate) async fn chat(
         return Err(ApiError::image(&format!("messages[{i}].images")));
     }
     fields.put("messages", messages);
-    let mut chat = conversation(&mut fields)?;
+    let mut chat = Chat { tools, ..conversation(&mut fields)? };
     chat.variables.extend(variables);
     let lease = named.load(&app).await?;
     answer(&app, caller, lease, fields, Prompt::Chat(chat), Shape::Chat).await

@@ -1,6 +1,7 @@
 //! OpenAI's interface: chat completions, completions, responses and models, with the fields that
 //! llama-server adds.
 
+pub(crate) mod calls;
 pub(crate) mod chat;
 mod chunks;
 pub(crate) mod completions;
@@ -36,9 +37,8 @@ pub(crate) fn new_id(prefix: &str) -> String {
 
 /// The fields that ask for what the server does not have yet.
 fn refuse_missing(fields: &mut Fields) -> Result<()> {
-    ["tools", "functions", "tool_choice", "function_call"]
+    ["audio", "prediction", "web_search_options", "lora"]
         .into_iter()
-        .chain(["audio", "prediction", "web_search_options", "lora"])
         .try_for_each(|name| fields.refuse(name))
 }
 
@@ -59,6 +59,14 @@ pub(crate) fn finish_reason(finish: &FinishReason) -> &'static str {
     match finish {
         FinishReason::End | FinishReason::Stop(_) | FinishReason::Cancelled => "stop",
         FinishReason::Length | FinishReason::Context => "length",
+    }
+}
+
+/// The same for an answer that may have called tools.
+fn chat_finish_reason(finish: &FinishReason, has_calls: bool) -> &'static str {
+    match finish_reason(finish) {
+        "stop" if has_calls => "tool_calls",
+        reason => reason,
     }
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use types::{
     TOKENS, boolean, constraints, format, input, integer, json_schema, keep_alive, limit, message,
-    messages, number, object, prompt, schema, stop, stream_options, text, texts,
+    messages, number, object, prompt, schema, stop, stream_options, text, texts, tool_list, tools,
 };
 
 /// The largest numbers of fields without a natural end.
@@ -166,6 +166,7 @@ fn chat() -> Value {
     });
     add(&mut fields, own);
     add(&mut fields, constraints());
+    add(&mut fields, tools());
     with_reports(fields)
 }
 
@@ -200,13 +201,13 @@ fn responses() -> Value {
         "max_output_tokens": limit(),
         "text": { "type": ["object", "null"], "properties": { "format": format("schema") } },
         "metadata": object(),
-        "tool_choice": { "enum": ["auto", "none", null] },
         "truncation": { "enum": ["disabled", null] },
         "top_logprobs": integer(0, 0),
         "include": { "type": ["array", "null"], "maxItems": 0 },
         "stream": boolean(),
     });
     add(&mut fields, own);
+    add(&mut fields, tools());
     with_reports(fields)
 }
 
@@ -284,7 +285,7 @@ fn template() -> Value {
 
 fn apply_template() -> Value {
     let mut fields = template();
-    fields["tools"] = json!({ "type": ["array", "null"], "items": { "type": "object" } });
+    fields["tools"] = tool_list();
     fields
 }
 
@@ -295,6 +296,7 @@ fn ollama_generate() -> Value {
 fn ollama_chat() -> Value {
     let mut fields = with_ollama(template());
     fields["messages"] = json!({ "type": "array", "items": schema("Message") });
+    fields["tools"] = tool_list();
     fields
 }
 
@@ -328,6 +330,8 @@ fn anthropic_messages() -> Value {
         "messages": messages(),
         "system": { "type": ["string", "array", "null"], "items": { "type": "object" } },
         "thinking": thinking,
+        "tools": tool_list(),
+        "tool_choice": object(),
         "output_config": {
             "type": ["object", "null"],
             "properties": { "effort": text(), "format": format("schema") },

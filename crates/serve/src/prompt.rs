@@ -1,10 +1,13 @@
 //! What to generate from: texts, token ids, or a conversation that the chat template renders.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
 use crate::error::{ApiError, Result};
 use crate::models::Lease;
+use crate::tools::{self, Tools};
 
 /// What to generate from.
 #[derive(Clone, Debug)]
@@ -19,6 +22,16 @@ pub(crate) enum Prompt {
     Chat(Chat),
 }
 
+impl Prompt {
+    /// What the answer may call.
+    pub(crate) fn tools(&self) -> Option<&Arc<Tools>> {
+        match self {
+            Prompt::Chat(chat) => chat.tools.as_ref(),
+            _ => None,
+        }
+    }
+}
+
 /// A conversation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chat {
@@ -27,6 +40,8 @@ pub(crate) struct Chat {
     /// Further variables of the template.
     pub(crate) variables: Map<String, Value>,
     pub(crate) end: ChatEnd,
+    /// What the answer may call.
+    pub(crate) tools: Option<Arc<Tools>>,
 }
 
 /// What the prompt of a conversation ends with.
@@ -79,6 +94,10 @@ pub(crate) async fn count_tokens(lease: Lease, chat: Chat) -> Result<usize> {
 pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
     let mut variables = lease.defaults.variables.clone();
     variables.extend(chat.variables.clone());
+    if let Some(tools) = &chat.tools {
+        tools::format(lease)?;
+        variables.insert("tools".to_owned(), tools.shown.clone());
+    }
     let has_mark = chat.end == ChatEnd::Answer;
     let render = |messages| Ok(lease.text()?.render_chat(messages, &variables, has_mark)?);
     match chat.end {

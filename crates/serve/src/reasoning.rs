@@ -1,13 +1,14 @@
 //! Separates a model's reasoning from its answer where the chat template marks it, such as with
 //! `<think>` and `</think>`.
 
-use bodkin_engine::{Reasoning, ReasoningMarkers};
+use bodkin_engine::{Reasoning, ReasoningMarkers, ToolCall};
 
 /// Pieces of a text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Delta {
     pub(crate) reasoning: String,
     pub(crate) content: String,
+    pub(crate) calls: Vec<ToolCall>,
 }
 
 /// Splits a text as it arrives.

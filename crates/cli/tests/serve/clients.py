@@ -136,6 +136,7 @@ def test_openai_errors():
     chat = client.chat.completions.create
     bad, settings = openai.BadRequestError, dict(model="any", messages=MESSAGES, max_tokens=4)
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    # The model's chat template shows none.
     refused(lambda: chat(**settings, tools=[tool]), bad, "tools")
     refused(lambda: chat(**settings, response_format={"type": "xml"}), bad, "response_format.type")
     unknown = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}}

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::python::python;
 use crate::server::{Server, kit};
 
-const PACKAGES: [&str; 3] = ["openai==3.54.0", "anthropic==2.12.0", "ollama==0.6.3"];
+pub(crate) const PACKAGES: [&str; 3] = ["openai==3.54.0", "anthropic==2.12.0", "ollama==0.6.3"];
 
 #[test]
 fn official_clients_get_what_they_expect() {

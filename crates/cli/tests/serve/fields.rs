@@ -12,11 +12,12 @@ fn fields_of_missing_features_are_refused_by_their_names() {
     let with_images = json!([{ "role": "user", "content": "a", "images": "abc" }]);
     for (path, field, value) in [
         ("/v1/messages", "mcp_servers", json!([{}])),
-        ("/v1/chat/completions", "tools", json!([{}])),
+        ("/v1/chat/completions", "functions", json!([{}])),
         ("/api/generate", "images", "abc".into()),
         ("/completion", "image_data", "abc".into()),
         ("/api/chat", "messages", with_images),
         ("/v1/responses", "tool_choice", "required".into()),
+        ("/v1/responses", "tools", json!([{ "type": "web_search" }])),
         ("/v1/responses", "include", json!(["reasoning.encrypted_content"])),
         ("/v1/responses", "top_logprobs", 3.into()),
         ("/v1/responses", "truncation", "auto".into()),

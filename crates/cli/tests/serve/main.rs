@@ -22,3 +22,4 @@ mod rerank;
 mod reranker;
 mod server;
 mod streams;
+mod tools;

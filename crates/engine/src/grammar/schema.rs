@@ -1,6 +1,7 @@
-//! How a JSON schema is compiled, and bounds on it that are checked before. The compiler copies what `$ref`
-//! names into each place where it is combined with other keywords, so that a small schema can
-//! become an exponentially large one, and it follows references without a limit of depth.
+//! How a JSON schema is compiled, and bounds on it that are checked before. The compiler copies
+//! what `$ref` names into each place where it is combined with other keywords, so that a small
+//! schema can become an exponentially large one, and it follows references without a limit of
+//! depth.
 
 use llguidance::JsonCompileOptions;
 use rustc_hash::FxHashMap;

@@ -25,6 +25,8 @@ pub struct ToolGrammar {
     pub tools: Vec<Tool>,
     /// Whether there may be several calls.
     pub is_parallel: bool,
+    /// The schema of an answer that calls nothing; without it, something must be called.
+    pub otherwise: Option<Value>,
 }
 
 /// A token that is the whole of a marker, and no text.
@@ -88,8 +90,15 @@ impl Lark<'_> {
             Some(between) => format!("({} {block})*", self.text(between)),
             None => String::new(),
         };
+        let otherwise = match &grammar.otherwise {
+            Some(schema) => format!(" | {}", self.json(schema)?),
+            None => String::new(),
+        };
         // Models put white space before a call.
-        Ok(format!("start: SPACE? {first} {more}\nSPACE: /[ \\n]{{1,4}}/\n{}", self.rules))
+        Ok(format!(
+            "start: SPACE? {first} {more}{otherwise}\nSPACE: /[ \\n]{{1,4}}/\n{}",
+            self.rules
+        ))
     }
 
     fn call(&mut self, tool: &Tool) -> Written<String> {

@@ -89,12 +89,9 @@ const PLAIN: ToolFormat = ToolFormat {
     reasoning: None,
 };
 
-const fn tagged(
-    open: &'static str,
-    key_end: &'static str,
-    value: [&'static str; 2],
-    close: &'static str,
-) -> Body {
+type Text = &'static str;
+
+const fn tagged(open: Text, key_end: Text, value: [Text; 2], close: Text) -> Body {
     Body::Named(Arguments::Tagged(Tags { open, key_end, value, close }))
 }
 
@@ -119,11 +116,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         start: "<tool_calls:opensource>",
         end: "</tool_calls:opensource>",
         block: ["<tool_calls:opensource>\n", "\n</tool_calls:opensource>"],
-        call: [
-            "<tool_call:opensource>",
-            "<tool_sep:opensource>\n",
-            "</tool_call:opensource>",
-        ],
+        call: ["<tool_call:opensource>", "<tool_sep:opensource>\n", "</tool_call:opensource>"],
         between_calls: Some("\n"),
         body: tagged(
             "<arg_key:opensource>",
@@ -296,11 +289,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         start: "<|open|>tools<|sep|>",
         end: "<|close|>tools<|sep|>",
         block: ["<|open|>tools<|sep|>", "<|close|>tools<|sep|>"],
-        call: [
-            "<|open|>call tool=\"",
-            "\" index=\"{n}\"<|sep|>",
-            "<|close|>call<|sep|>",
-        ],
+        call: ["<|open|>call tool=\"", "\" index=\"{n}\"<|sep|>", "<|close|>call<|sep|>"],
         between_calls: Some(""),
         body: tagged(
             "<|open|>argument key=\"",
@@ -308,11 +297,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
             [" type=\"string\"<|sep|>", " type=\"{type}\"<|sep|>"],
             "<|close|>argument<|sep|>",
         ),
-        hidden: &[
-            "<|open|>response<|sep|>",
-            "<|close|>response<|sep|>",
-            "<|close|>message<|sep|>",
-        ],
+        hidden: &["<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"],
         ..PLAIN
     },
     // Gemma 4.
@@ -348,11 +333,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         start: "<|START_ACTION|>",
         end: "<|END_ACTION|>",
         block: ["<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"],
-        call: [
-            "{\"tool_call_id\": \"{n}\", \"tool_name\": \"",
-            "\", \"parameters\": ",
-            "}",
-        ],
+        call: ["{\"tool_call_id\": \"{n}\", \"tool_name\": \"", "\", \"parameters\": ", "}"],
         between_calls: Some(",\n    "),
         ..PLAIN
     },
@@ -401,7 +382,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         block: ["function call<|role_sep|>\n", ""],
         ..PLAIN
     },
-    // FireFunction, and Phi-4-mini by its report.
+    // FireFunction.
     ToolFormat {
         marks: &["functools["],
         start: "functools",
@@ -427,21 +408,13 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         between_calls: Some(", "),
         ..PLAIN
     },
-    // Phi-4-mini.
-    ToolFormat {
-        marks: &["<|tool_call|>", "<|/tool_call|>"],
-        start: "<|tool_call|>",
-        end: "<|/tool_call|>",
-        block: ["<|tool_call|>[", "]<|/tool_call|>"],
-        between_calls: Some(", "),
-        ..PLAIN
-    },
-    // Granite 3.
+    // Granite 3, and Phi-4-mini, which may write an end.
     ToolFormat {
         marks: &["<|tool_call|>"],
         start: "<|tool_call|>",
         block: ["<|tool_call|>[", "]"],
         between_calls: Some(", "),
+        hidden: &["<|/tool_call|>"],
         ..PLAIN
     },
     // Hermes, and all who took its form: Qwen 2.5 and 3, EXAONE, ERNIE, Granite 4.

@@ -138,7 +138,11 @@ impl ToolParser {
                 let shown = self.held.trim_end();
                 let is_space = is_last && self.is_behind_call && shown.is_empty();
                 let bytes = if is_last || is_done { self.held.len() } else { shown.len() };
-                if is_space { self.held.clear() } else { self.show(bytes, delta) }
+                if is_space {
+                    self.held.clear()
+                } else {
+                    self.show(bytes, delta)
+                }
                 false
             }
         }
@@ -166,9 +170,9 @@ impl ToolParser {
             if let Some(at) = self.held.find(text) {
                 add(at, mark);
             }
-            let partial = (1..text.len()).rev().find(|&n| {
-                text.is_char_boundary(n) && self.held.ends_with(&text[..n])
-            });
+            let partial = (1..text.len())
+                .rev()
+                .find(|&n| text.is_char_boundary(n) && self.held.ends_with(&text[..n]));
             if let Some(n) = partial.filter(|_| !is_last) {
                 add(self.held.len() - n, Mark::Undecided);
             }

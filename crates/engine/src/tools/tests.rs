@@ -11,8 +11,9 @@ use super::*;
 pub(crate) const EXAMPLES: [(&str, &str); 33] = [
     (
         "<tool_call>",
-        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 2}}\n\
-         </tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>",
+        "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \
+         \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n\
+         </tool_call>",
     ),
     (
         "<tool_call> <function= <parameter=",
@@ -164,8 +165,8 @@ pub(crate) const EXAMPLES: [(&str, &str); 33] = [
     ),
     (
         "<TOOLCALL>",
-        "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \"days\": 2}}, \
-         {\"name\": \"time\", \"arguments\": {}}]</TOOLCALL>",
+        "<TOOLCALL>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Paris\", \
+         \"days\": 2}}, {\"name\": \"time\", \"arguments\": {}}]</TOOLCALL>",
     ),
     (
         "<|tool_call_start|>",
@@ -373,7 +374,8 @@ fn values_are_what_the_schema_says() {
     let gemma = "<|tool_call>call:get{a:[1,{b:<|\"|>x,}<|\"|>}],c:true,d:-1.5e3}<tool_call|>";
     let wanted = json!({ "a": [1, { "b": "x,}" }], "c": true, "d": -1500.0 });
     assert_eq!(parse("<|tool_call>call:", &[gemma]), found("", &[call("get", wanted)]));
-    let python = "<|tool_call_start|>[get(a=['it\\'s', \"\\u00e9\\n\"], b={'c': None, \"d\": True})]";
+    let python =
+        "<|tool_call_start|>[get(a=['it\\'s', \"\\u00e9\\n\"], b={'c': None, \"d\": True})]";
     let wanted = json!({ "a": ["it's", "é\n"], "b": { "c": null, "d": true } });
     assert_eq!(parse("<|tool_call_start|>", &[python]), found("", &[call("get", wanted)]));
 }
@@ -438,11 +440,8 @@ fn hostile_answers_are_bounded() {
             format!("<tool_call><function=get><parameter=a>{}", deep("</parameter>")),
         ),
     ] {
-        let pieces: Vec<&str> = text
-            .as_bytes()
-            .chunks(997)
-            .map(|piece| std::str::from_utf8(piece).unwrap())
-            .collect();
+        let pieces: Vec<&str> =
+            text.as_bytes().chunks(997).map(|piece| std::str::from_utf8(piece).unwrap()).collect();
         let delta = parse(source, &pieces);
         assert_eq!(delta.content.len(), text.len(), "{source}");
         assert!(delta.calls.is_empty(), "{source}");
@@ -462,8 +461,5 @@ fn a_prompt_may_begin_the_first_call() {
     };
     assert_eq!(read("time\n{}"), found("", &[call("time", json!({}))]));
     assert_eq!(read("all\nHello"), found("Hello", &[]));
-    assert_eq!(
-        read("all\nHello\n>>>time\n{}"),
-        found("Hello", &[call("time", Map::new().into())])
-    );
+    assert_eq!(read("all\nHello\n>>>time\n{}"), found("Hello", &[call("time", Map::new().into())]));
 }

@@ -42,17 +42,17 @@ pub(crate) fn value_kind(schema: &Value, root: &Value) -> ValueKind {
         (Some(name), ..) => of_type(name),
         (None, Some(value), _) => of_value(value),
         (None, None, Some(Value::Array(values))) => of(values.iter().map(of_value).collect()),
-        _ => ["anyOf", "oneOf"]
-            .iter()
-            .find_map(|keyword| schema.get(keyword)?.as_array())
-            .map_or(ValueKind::Either, |options| {
-                // One level is enough: what lies deeper may be either.
+        _ => ["anyOf", "oneOf"].iter().find_map(|keyword| schema.get(keyword)?.as_array()).map_or(
+            ValueKind::Either,
+            |options| {
+                // One level is enough: deeper options may be either.
                 let option = |option: &Value| match resolve(option, root).get("type") {
                     Some(name) => of_type(name),
                     None => ValueKind::Either,
                 };
                 of(options.iter().map(option).collect())
-            }),
+            },
+        ),
     }
 }
 

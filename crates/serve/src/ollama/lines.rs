@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use bodkin::{FinishReason, Logprobs, Timings, Usage};
+use bodkin_engine::ToolCall;
 use serde_json::{Value, json};
 
 use crate::fields::float;
 use crate::generate::{AnswerToken, ChoiceEvent, EventKind, Running};
 use crate::models::Lease;
-use crate::openai::{finish_reason, piece};
+use crate::openai::{finish_reason, new_id, piece};
 use crate::reasoning::Delta;
 use crate::stream::{StreamFormat, json as write_json};
 
@@ -40,6 +41,13 @@ impl Shape {
                 line["message"] = json!({ "role": "assistant", "content": delta.content });
                 if !delta.reasoning.is_empty() {
                     line["message"]["thinking"] = delta.reasoning.as_str().into();
+                }
+                if !delta.calls.is_empty() {
+                    let call = |call: &ToolCall| {
+                        let function = json!({ "name": call.name, "arguments": call.arguments });
+                        json!({ "id": new_id("call_"), "function": function })
+                    };
+                    line["message"]["tool_calls"] = delta.calls.iter().map(call).collect();
                 }
             }
         }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use bodkin_engine::ToolFormat;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -94,6 +95,11 @@ pub(crate) async fn show(State(app): State<SharedApp>, mut fields: Fields) -> Re
         ("general.parameter_count".to_owned(), json!(facts.parameters)),
         (format!("{architecture}.context_length"), json!(facts.trained_context)),
     ]);
+    let mut capabilities = vec![if facts.makes_text { "completion" } else { "embedding" }];
+    let source = &facts.template;
+    if ToolFormat::shows_tools(source) && ToolFormat::of(source).is_some() {
+        capabilities.push("tools");
+    }
     Ok(Json(json!({
         "license": facts.licence.as_deref().unwrap_or_default(),
         "modelfile": "",
@@ -101,7 +107,7 @@ pub(crate) async fn show(State(app): State<SharedApp>, mut fields: Fields) -> Re
         "template": facts.template,
         "details": details(Some(facts)),
         "model_info": info,
-        "capabilities": [if facts.makes_text { "completion" } else { "embedding" }],
+        "capabilities": capabilities,
         "modified_at": modified(entry),
     }))
     .into_response())

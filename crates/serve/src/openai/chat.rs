@@ -1,12 +1,19 @@
 //! `/v1/chat/completions`.
 
+use std::sync::Arc;
+
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use bodkin_engine::ToolCall;
 use serde_json::{Map, Value, json};
 
+use super::calls;
 use super::chunks::{self, Chunks};
-use super::{TOP_LOGPROBS, chat_logprobs, choices, finish_reason, refuse_missing, stream_options};
+use super::{
+    TOP_LOGPROBS, chat_finish_reason, chat_logprobs, choices, new_id, refuse_missing,
+    stream_options,
+};
 use crate::app::SharedApp;
 use crate::auth::Caller;
 use crate::constraint;
@@ -16,6 +23,7 @@ use crate::generate::{Answer, ChoiceEvent, EventKind, Generation, Running};
 use crate::prompt::{Chat, ChatEnd, Prompt, count_tokens};
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::Reports;
+use crate::tools;
 
 /// Answers a conversation.
 pub(crate) async fn create(
@@ -27,8 +35,9 @@ pub(crate) async fn create(
     refuse_missing(&mut fields)?;
     fields.refuse_unless("modalities", &[json!([]), json!(["text"])])?;
     let constraint = constraint::openai(&mut fields)?;
+    let tools = tools::openai(&mut fields)?;
     let lease = app.model(model.as_deref()).await?;
-    let chat = chat(&mut fields)?;
+    let chat = Chat { tools: tools.map(Arc::new), ..chat(&mut fields)? };
     let mut request = lease.request(&mut fields)?;
     request.constraint = constraint;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
@@ -49,7 +58,11 @@ pub(crate) async fn create(
     let generation = Generation { prompts, request, choices, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
     if streams {
-        return Ok(stream::response(running, ChatStream(Chunks::new(include_usage))));
+        let calls = vec![0; running.choices()];
+        return Ok(stream::response(
+            running,
+            ChatStream { chunks: Chunks::new(include_usage), calls },
+        ));
     }
     let (running, answers) = running.collect().await?;
     Ok(form(running.count_logprobs(&answers), || {
@@ -63,7 +76,8 @@ pub(crate) async fn input_tokens(
     mut fields: Fields,
 ) -> Result<Response> {
     let lease = app.model(fields.string("model")?.as_deref()).await?;
-    let tokens = count_tokens(lease, chat(&mut fields)?).await?;
+    let tools = tools::openai(&mut fields)?.map(Arc::new);
+    let tokens = count_tokens(lease, Chat { tools, ..chat(&mut fields)? }).await?;
     Ok(Json(json!({ "input_tokens": tokens })).into_response())
 }
 
@@ -71,6 +85,13 @@ pub(crate) async fn input_tokens(
 fn whole(running: &Running, answers: &[Answer], has_logprobs: bool) -> Value {
     let choices = answers.iter().enumerate().map(|(index, answer)| {
         let mut message = json!({ "role": "assistant", "content": answer.text.content });
+        let calls = &answer.text.calls;
+        if !calls.is_empty() {
+            if answer.text.content.is_empty() {
+                message["content"] = Value::Null;
+            }
+            message["tool_calls"] = calls.iter().map(tool_call).collect();
+        }
         if !answer.text.reasoning.is_empty() {
             message["reasoning_content"] = answer.text.reasoning.as_str().into();
         }
@@ -82,10 +103,20 @@ fn whole(running: &Running, answers: &[Answer], has_logprobs: bool) -> Value {
             "index": index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": finish_reason(&answer.finish),
+            "finish_reason": chat_finish_reason(&answer.finish, !calls.is_empty()),
         })
     });
     chunks::whole(("chatcmpl-", "chat.completion"), running, answers, choices.collect())
+}
+
+/// A call of a tool, with an id for its result.
+fn tool_call(call: &ToolCall) -> Value {
+    let arguments = Value::from(call.arguments.clone()).to_string();
+    json!({
+        "id": new_id("call_"),
+        "type": "function",
+        "function": { "name": call.name, "arguments": arguments },
+    })
 }
 
 /// The messages of a request, which must have some.
@@ -105,12 +136,14 @@ pub(crate) fn messages(fields: &mut Fields) -> Result<Vec<Value>> {
 pub(crate) fn chat(fields: &mut Fields) -> Result<Chat> {
     let messages = messages(fields)?.into_iter().enumerate();
     let messages = messages.map(|(i, value)| message(i, value));
-    let messages = messages.collect::<Result<Vec<Value>>>()?;
+    let mut messages = messages.collect::<Result<Vec<Value>>>()?;
+    calls::check_end(&messages, "messages")?;
+    calls::pair(&mut messages);
     let end = end(fields, &messages)?;
     let variables = fields.object("chat_template_kwargs")?.rest();
     let mut variables: Map<String, Value> = variables.into_iter().collect();
     add_effort(fields.string("reasoning_effort")?, &mut variables);
-    Ok(Chat { messages, variables, end })
+    Ok(Chat { messages, variables, end, tools: None })
 }
 
 /// Adds how hard the model is to think to the template's variables, unless they say so already. No
@@ -164,6 +197,7 @@ fn message(index: usize, mut message: Value) -> Result<Value> {
             return Err(ApiError::field(&at, format!("{at}: expected a string")));
         }
     }
+    calls::check(fields, &at)?;
     let at = format!("{at}.content");
     let text = match fields.get("content") {
         None | Some(Value::Null) if fields.contains_key("tool_calls") => return Ok(message),
@@ -211,7 +245,11 @@ pub(crate) fn text_of_parts(at: &str, parts: &[Value]) -> Result<String> {
 }
 
 /// The chunks of a streamed answer.
-struct ChatStream(Chunks);
+struct ChatStream {
+    chunks: Chunks,
+    /// How many tools each answer has called.
+    calls: Vec<usize>,
+}
 
 fn choice(index: usize, delta: impl Into<Value>, finish: Option<&str>) -> Value {
     json!({ "index": index, "delta": delta.into(), "finish_reason": finish })
@@ -222,10 +260,10 @@ impl StreamFormat for ChatStream {
     const PING: &'static [u8] = b":\n\n";
 
     fn begin(&mut self, running: &Running, out: &mut Vec<u8>) {
-        self.0.begin("chatcmpl-", "chat.completion.chunk", running);
+        self.chunks.begin("chatcmpl-", "chat.completion.chunk", running);
         for index in 0..running.choices() {
             let delta = json!({ "role": "assistant", "content": null });
-            self.0.write(Some(choice(index, delta, None)), Map::new(), out);
+            self.chunks.write(Some(choice(index, delta, None)), Map::new(), out);
         }
     }
 
@@ -238,8 +276,19 @@ impl StreamFormat for ChatStream {
         if !delta.content.is_empty() {
             fields.insert("content".to_owned(), delta.content.into());
         }
+        if !delta.calls.is_empty() {
+            let calls = delta.calls.iter().map(|call| {
+                let mut call = tool_call(call);
+                call["index"] = self.calls[index].into();
+                self.calls[index] += 1;
+                call
+            });
+            fields.insert("tool_calls".to_owned(), calls.collect());
+        }
         match kind {
-            EventKind::Prefill => self.0.write(Some(choice(index, json!({}), None)), report, out),
+            EventKind::Prefill => {
+                self.chunks.write(Some(choice(index, json!({}), None)), report, out)
+            }
             EventKind::Token { id, logprobs } => {
                 if fields.is_empty() && logprobs.is_none() && report.is_empty() {
                     return;
@@ -249,20 +298,21 @@ impl StreamFormat for ChatStream {
                     let content = [chat_logprobs(&running.lease, id, &logprobs)];
                     choice["logprobs"] = json!({ "content": content });
                 }
-                self.0.write(Some(choice), report, out);
+                self.chunks.write(Some(choice), report, out);
             }
             EventKind::Done { finish, usage, timings } => {
                 if !fields.is_empty() {
-                    self.0.write(Some(choice(index, fields, None)), Map::new(), out);
+                    self.chunks.write(Some(choice(index, fields, None)), Map::new(), out);
                 }
-                let choice = choice(index, json!({}), Some(finish_reason(&finish)));
-                self.0.done(choice, &usage, &timings, out);
+                let reason = chat_finish_reason(&finish, self.calls[index] > 0);
+                let choice = choice(index, json!({}), Some(reason));
+                self.chunks.done(choice, &usage, &timings, out);
             }
             EventKind::Failed(error) => sse_data(&error.openai(), out),
         }
     }
 
     fn end(&mut self, running: &Running, out: &mut Vec<u8>) {
-        self.0.end(running, out);
+        self.chunks.end(running, out);
     }
 }

@@ -1,12 +1,18 @@
 //! `/v1/responses`. Answers are not stored, so a request repeats the whole conversation.
 
+mod input;
+
+use std::sync::Arc;
+
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use bodkin::{FinishReason, Usage};
+use bodkin_engine::ToolCall;
 use serde_json::{Map, Value, json};
 
-use super::chat::{add_effort, text_of_parts};
+use self::input::messages;
+use super::chat::add_effort;
 use super::{new_id, now};
 use crate::app::SharedApp;
 use crate::auth::Caller;
@@ -15,8 +21,10 @@ use crate::error::{ApiError, Result};
 use crate::fields::{Fields, Json, float};
 use crate::generate::{ChoiceEvent, EventKind, Generation, Running};
 use crate::prompt::{Chat, Prompt, count_tokens};
+use crate::reasoning::Delta;
 use crate::stream::{self, StreamFormat, sse_event};
 use crate::timings::{LlamaTimings, Reports, add_report};
+use crate::tools;
 
 /// Answers an input.
 pub(crate) async fn create(
@@ -29,6 +37,8 @@ pub(crate) async fn create(
     let variables = variables(&mut fields)?;
     let metadata = fields.object("metadata")?.rest();
     let (constraint, format) = constraint::responses(&mut fields)?;
+    let repeated = tools_as_given(&mut fields);
+    let tools = tools::responses(&mut fields)?.map(Arc::new);
     let lease = app.model(model.as_deref()).await?;
     let instructions = fields.string("instructions")?;
     let input = fields.take("input");
@@ -37,7 +47,7 @@ pub(crate) async fn create(
     request.constraint = constraint;
     request.max_tokens = lease.defaults.max_tokens(&mut fields, &["max_output_tokens"], 1, None)?;
     let streams = fields.boolean("stream")?.unwrap_or(false);
-    let head = json!({
+    let mut head = json!({
         "id": new_id("resp_"),
         "object": "response",
         "created_at": now(),
@@ -47,17 +57,15 @@ pub(crate) async fn create(
         "max_output_tokens": request.max_tokens,
         "metadata": metadata,
         "model": lease.id(),
-        "parallel_tool_calls": true,
         "previous_response_id": null,
         "store": false,
         "temperature": float(request.sampling.temperature),
         "text": { "format": format.unwrap_or_else(|| json!({ "type": "text" })) },
-        "tool_choice": "auto",
-        "tools": [],
         "top_p": float(request.sampling.top_p),
         "truncation": "disabled",
     });
-    let prompts = vec![Prompt::Chat(Chat { messages, variables, ..Chat::default() })];
+    repeated.into_iter().for_each(|(name, value)| head[name] = value);
+    let prompts = vec![Prompt::Chat(Chat { messages, variables, tools, ..Chat::default() })];
     let (separates_reasoning, reports) = (true, Reports::of(&mut fields)?);
     let generation = Generation { prompts, request, choices: 1, separates_reasoning, reports };
     let running = app.generate(lease, caller, generation).await?;
@@ -67,27 +75,46 @@ pub(crate) async fn create(
     let (running, mut answers) = running.collect().await?;
     let answer = answers.pop().ok_or_else(|| ApiError::internal("there is no answer"))?;
     let mut output = Vec::new();
-    if !answer.text.reasoning.is_empty() {
-        // Text behind the reasoning shows that the reasoning is whole.
-        let status = match answer.text.content.is_empty() {
+    let Delta { reasoning, content, calls } = &answer.text;
+    if !reasoning.is_empty() {
+        // What comes behind the reasoning shows that the reasoning is whole.
+        let status = match content.is_empty() && calls.is_empty() {
             true => status(&answer.finish),
             false => "completed",
         };
-        output.push(Item::new("reasoning").done(&answer.text.reasoning, status));
+        output.push(Item::new("reasoning").done(reasoning, status));
     }
-    output.push(Item::new("message").done(&answer.text.content, status(&answer.finish)));
+    if calls.is_empty() || !content.is_empty() {
+        output.push(Item::new("message").done(content, status(&answer.finish)));
+    }
+    output.extend(calls.iter().map(function_call));
     let usage = usage(&answer.usage, running.reasoning_tokens(0));
     Ok(Json(finished(&head, output, &answer.finish, usage)).into_response())
 }
 
 /// Refuses fields that ask for what the server does not have.
 fn refuse_missing(fields: &mut Fields) -> Result<()> {
-    let missing = ["tools", "previous_response_id", "conversation", "background", "prompt"];
+    let missing = ["previous_response_id", "conversation", "background", "prompt"];
     let others = ["include", "max_tool_calls"];
     missing.into_iter().chain(others).try_for_each(|name| fields.refuse(name))?;
-    fields.refuse_unless("tool_choice", &["auto".into(), "none".into()])?;
     fields.refuse_unless("top_logprobs", &[0.into()])?;
     fields.refuse_unless("truncation", &["disabled".into()])
+}
+
+/// The fields about tools, which the response repeats.
+fn tools_as_given(fields: &mut Fields) -> [(&'static str, Value); 3] {
+    let defaults = [
+        ("tools", json!([])),
+        ("tool_choice", json!("auto")),
+        ("parallel_tool_calls", json!(true)),
+    ];
+    defaults.map(|(name, default)| match fields.take(name) {
+        None => (name, default),
+        Some(value) => {
+            fields.put(name, value.clone());
+            (name, value)
+        }
+    })
 }
 
 /// The template's variables.
@@ -106,47 +133,22 @@ pub(crate) async fn input_tokens(
     let instructions = fields.string("instructions")?;
     let messages = messages(instructions.as_deref(), fields.take("input"))?;
     let variables = variables(&mut fields)?;
-    let tokens = count_tokens(lease, Chat { messages, variables, ..Chat::default() }).await?;
+    let tools = tools::responses(&mut fields)?.map(Arc::new);
+    let chat = Chat { messages, variables, tools, ..Chat::default() };
+    let tokens = count_tokens(lease, chat).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": tokens })).into_response())
 }
 
-/// The conversation of a request: a text, or items of which messages are understood.
-fn messages(instructions: Option<&str>, input: Option<Value>) -> Result<Vec<Value>> {
-    let message = |role: &str, text: &str| json!({ "role": role, "content": text });
-    let mut messages: Vec<Value> =
-        instructions.map(|text| message("system", text)).into_iter().collect();
-    let items = match input {
-        Some(Value::String(text)) => {
-            messages.push(message("user", &text));
-            return Ok(messages);
-        }
-        Some(Value::Array(items)) if !items.is_empty() => items,
-        _ => return Err(ApiError::field("input", "input: expected a string or an array of items")),
-    };
-    for (i, item) in items.iter().enumerate() {
-        let at = format!("input[{i}]");
-        let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
-        // Reasoning of earlier answers is left out, as templates leave it out.
-        if kind == "reasoning" {
-            continue;
-        }
-        let role = item.get("role").and_then(Value::as_str);
-        let Some(role) = role.filter(|_| kind == "message") else {
-            return Err(ApiError::field(&at, format!("{at}: expected a message with a role")));
-        };
-        let role = if role == "developer" { "system" } else { role };
-        let text = match item.get("content") {
-            Some(Value::String(text)) => text.clone(),
-            Some(Value::Array(parts)) => text_of_parts(&format!("{at}.content"), parts)?,
-            _ => {
-                let at = format!("{at}.content");
-                let message = format!("{at}: expected a string or an array of parts");
-                return Err(ApiError::field(at, message));
-            }
-        };
-        messages.push(message(role, &text));
-    }
-    Ok(messages)
+/// The item of a call.
+fn function_call(call: &ToolCall) -> Value {
+    json!({
+        "id": new_id("fc_"),
+        "type": "function_call",
+        "status": "completed",
+        "call_id": new_id("call_"),
+        "name": call.name,
+        "arguments": Value::from(call.arguments.clone()).to_string(),
+    })
 }
 
 /// An item of the output: the answer, or its reasoning.
@@ -285,6 +287,32 @@ impl ResponseStream {
         }
     }
 
+    /// Writes the item of a call, whose arguments come at once.
+    fn call(&mut self, call: &ToolCall, out: &mut Vec<u8>) {
+        self.close("completed", out);
+        let index = self.output.len();
+        let whole = function_call(call);
+        let mut item = whole.clone();
+        (item["status"], item["arguments"]) = ("in_progress".into(), "".into());
+        let added = json!({ "output_index": index, "item": item });
+        self.send("response.output_item.added", added, out);
+        let at = || json!({ "item_id": whole["id"], "output_index": index });
+        let mut delta = at();
+        delta["delta"] = whole["arguments"].clone();
+        self.send("response.function_call_arguments.delta", delta, out);
+        let mut done = at();
+        (done["arguments"], done["name"]) = (whole["arguments"].clone(), whole["name"].clone());
+        self.send("response.function_call_arguments.done", done, out);
+        let done = json!({ "output_index": index, "item": whole });
+        self.send("response.output_item.done", done, out);
+        self.output.push(whole);
+    }
+
+    /// Whether the last item is a call.
+    fn is_behind_call(&self) -> bool {
+        self.open.is_none() && self.output.last().is_some_and(|it| it["type"] == "function_call")
+    }
+
     /// Ends the open item, which is whole or not.
     fn close(&mut self, status: &str, out: &mut Vec<u8>) {
         let Some((item, text)) = self.open.take() else { return };
@@ -328,11 +356,14 @@ impl StreamFormat for ResponseStream {
         if !delta.content.is_empty() {
             self.add("message", &delta.content, report, out);
         }
+        delta.calls.iter().for_each(|call| self.call(call, out));
         match kind {
             EventKind::Prefill | EventKind::Token { .. } => {}
             EventKind::Done { finish, usage: counts, timings } => {
                 let status = status(&finish);
-                if self.open.as_ref().is_none_or(|(item, _)| item.kind != "message") {
+                let has_message =
+                    self.open.as_ref().is_some_and(|(item, _)| item.kind == "message");
+                if !has_message && !self.is_behind_call() {
                     self.close(status, out);
                     self.add("message", "", Map::new(), out);
                 }

@@ -91,6 +91,20 @@ pub(super) fn constraints() -> Value {
     })
 }
 
+/// What a model may call; their forms differ between the interfaces.
+pub(super) fn tool_list() -> Value {
+    json!({ "type": ["array", "null"], "maxItems": 1000, "items": { "type": "object" } })
+}
+
+/// OpenAI's fields about tools.
+pub(super) fn tools() -> Value {
+    json!({
+        "tools": tool_list(),
+        "tool_choice": { "type": ["string", "object", "null"] },
+        "parallel_tool_calls": boolean(),
+    })
+}
+
 pub(super) fn stream_options() -> Value {
     json!({ "type": ["object", "null"], "properties": { "include_usage": boolean() } })
 }

@@ -6,7 +6,12 @@ use crate::tools::tests::{EXAMPLES, format, tools};
 use crate::tools::{Tool, ToolParser};
 
 fn grammar(source: &str, tools: Vec<Tool>, is_parallel: bool) -> Constraint {
-    constraint(Grammar::Tools(ToolGrammar { format: format(source), tools, is_parallel }))
+    constraint(Grammar::Tools(ToolGrammar {
+        format: format(source),
+        tools,
+        is_parallel,
+        otherwise: None,
+    }))
 }
 
 /// A tokenizer of single characters and of these control tokens.
@@ -43,8 +48,8 @@ fn allows(compiler: &Compiler, constraint: &Constraint, text: &str) -> (usize, b
     let (followed, is_complete) = follow(&mut matcher, tokenizer, &ids);
     let bytes = ids[..followed].iter().map(|id| tokenizer.piece(*id, true).len()).sum();
     let ends = tokenizer.ends_of_generation();
-    let may_end = is_complete
-        || bytes == text.len() && allowed(&mut matcher, tokenizer).contains(&ends[0]);
+    let may_end =
+        is_complete || bytes == text.len() && allowed(&mut matcher, tokenizer).contains(&ends[0]);
     (bytes, may_end)
 }
 
@@ -147,8 +152,14 @@ fn whatever_a_grammar_allows_is_a_call() {
         "required": ["count"],
         "additionalProperties": false,
     });
-    let all = vec![tool("order", parameters), tool("stop", json!({ "type": "object",
-        "properties": {}, "additionalProperties": false }))];
+    let all = vec![
+        tool("order", parameters),
+        tool(
+            "stop",
+            json!({ "type": "object",
+        "properties": {}, "additionalProperties": false }),
+        ),
+    ];
     for markers in [&[][..], &MARKERS] {
         let tokenizer = characters(markers);
         let compiler = compiler(&tokenizer);

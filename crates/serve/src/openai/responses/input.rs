@@ -1,0 +1,101 @@
+//! The input of `/v1/responses` as messages.
+
+use serde_json::{Map, Value, json};
+
+use crate::error::{ApiError, Result};
+use crate::openai::calls;
+use crate::openai::chat::text_of_parts;
+
+/// The conversation of a request: a text, or items of which messages, calls and their results are
+/// understood.
+pub(super) fn messages(instructions: Option<&str>, input: Option<Value>) -> Result<Vec<Value>> {
+    let message = |role: &str, text: &str| json!({ "role": role, "content": text });
+    let mut messages: Vec<Value> =
+        instructions.map(|text| message("system", text)).into_iter().collect();
+    let items = match input {
+        Some(Value::String(text)) => {
+            messages.push(message("user", &text));
+            return Ok(messages);
+        }
+        Some(Value::Array(items)) if !items.is_empty() => items,
+        _ => return Err(ApiError::field("input", "input: expected a string or an array of items")),
+    };
+    for (i, item) in items.iter().enumerate() {
+        let at = format!("input[{i}]");
+        let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
+        // Reasoning of earlier answers is left out, as templates leave it out.
+        if kind == "reasoning" {
+            continue;
+        }
+        match kind {
+            "function_call" => {
+                add_call(&at, item, &mut messages)?;
+                continue;
+            }
+            "function_call_output" => {
+                messages.push(call_output(&at, item)?);
+                continue;
+            }
+            _ => {}
+        }
+        let role = item.get("role").and_then(Value::as_str);
+        let Some(role) = role.filter(|_| kind == "message") else {
+            let expected = "a message with a role, function_call or function_call_output";
+            return Err(ApiError::field(&at, format!("{at}: expected {expected}")));
+        };
+        let role = if role == "developer" { "system" } else { role };
+        let text = match item.get("content") {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Array(parts)) => text_of_parts(&format!("{at}.content"), parts)?,
+            _ => {
+                let at = format!("{at}.content");
+                let message = format!("{at}: expected a string or an array of parts");
+                return Err(ApiError::field(at, message));
+            }
+        };
+        messages.push(message(role, &text));
+    }
+    calls::check_end(&messages, "input")?;
+    calls::pair(&mut messages);
+    Ok(messages)
+}
+
+/// Adds a call to the assistant's message before it, or to one of its own.
+fn add_call(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<()> {
+    let id = text_field(at, item, "call_id")?;
+    let fields = ["name", "arguments"].map(|name| (name.to_owned(), item[name].clone()));
+    let mut function = Map::from_iter(fields);
+    calls::check_function(&mut function, at)?;
+    let call = json!({ "id": id, "type": "function", "function": function });
+    match messages.last_mut().filter(|last| last["role"] == "assistant") {
+        Some(last) => match &mut last["tool_calls"] {
+            Value::Array(calls) => calls.push(call),
+            none => *none = json!([call]),
+        },
+        None => {
+            messages.push(json!({ "role": "assistant", "content": null, "tool_calls": [call] }));
+        }
+    }
+    Ok(())
+}
+
+/// The message with the result of a call.
+fn call_output(at: &str, item: &Value) -> Result<Value> {
+    let id = text_field(at, item, "call_id")?;
+    let output = match item.get("output") {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => text_of_parts(&format!("{at}.output"), parts)?,
+        _ => {
+            let at = format!("{at}.output");
+            let message = format!("{at}: expected a string or an array of parts");
+            return Err(ApiError::field(at, message));
+        }
+    };
+    Ok(json!({ "role": "tool", "tool_call_id": id, "content": output }))
+}
+
+fn text_field<'a>(at: &str, item: &'a Value, name: &str) -> Result<&'a str> {
+    let at = format!("{at}.{name}");
+    let missing = || ApiError::field(&at, format!("{at}: expected a string"));
+    item.get(name).and_then(Value::as_str).ok_or_else(missing)
+}
