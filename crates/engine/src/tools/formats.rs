@@ -426,9 +426,9 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         between_blocks: Some("\n"),
         ..PLAIN
     },
-    // Llama 3.1 to 3.3, which may write an object without any marker.
+    // Llama 3.1 to 4, which may write an object without any marker.
     ToolFormat {
-        marks: &["<|start_header_id|>", "\"parameters\": "],
+        marks: &["header", "\"parameters\": "],
         start: "<|python_tag|>",
         bare: &["{\"name\"", "{\"type\"", "{\"function\"", "{ \"name\"", "{\n"],
         call: ["{\"name\": \"", "\", \"parameters\": ", "}"],
