@@ -1,7 +1,8 @@
 //! Experts that stay in the model's file, where the host has no memory for all of them either. Some
-//! of them are packed in slots in memory of the host, none of which is also on the device. Behind each choice of experts, the kernel
-//! `request_experts` (`kernels/expert_cache.cu`) requests those that are neither there nor on the
-//! device, and polls until a thread of the host has read them from the file.
+//! of them are packed in slots in memory of the host, none of which is also on the device. Behind
+//! each choice of experts, the kernel `request_experts` (`kernels/expert_cache.cu`) requests those
+//! that are neither there nor on the device, and polls until a thread of the host has read them
+//! from the file.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,8 +25,8 @@ use crate::parameters::expert_cache::RequestExperts;
 /// Slots begin at multiples of it.
 const ALIGNMENT: usize = 256;
 
-/// How long the thread spins for the next request of a step, which one of the next layers makes, and
-/// how long it sleeps between looks after that.
+/// How long the thread spins for the next request of a step, which one of the next layers makes,
+/// and how long it sleeps between looks after that.
 const SPIN_TIME: Duration = Duration::from_micros(500);
 const POLL_TIME: Duration = Duration::from_micros(20);
 
