@@ -51,6 +51,13 @@ impl Tool {
     }
 }
 
+impl ToolCall {
+    /// The arguments as the text of a JSON object.
+    pub fn arguments_text(&self) -> String {
+        Value::from(self.arguments.clone()).to_string()
+    }
+}
+
 impl ToolFormat {
     /// The form of the calls that a template's `source` writes, if it is a known one.
     pub fn of(source: &str) -> Option<&'static ToolFormat> {

@@ -43,6 +43,8 @@ pub struct ToolParser {
     is_behind_call: bool,
     calls: usize,
     failures: usize,
+    /// Whether the first call is the last of the answer.
+    is_single: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +84,14 @@ impl ToolParser {
             is_behind_call: false,
             calls: 0,
             failures: 0,
+            is_single: false,
         }
+    }
+
+    /// With `is_single`, the answer ends with its first call: whatever comes behind it is neither
+    /// content nor a call. For answers that no grammar holds to one call.
+    pub fn with_single_call(self, is_single: bool) -> ToolParser {
+        ToolParser { is_single, ..self }
     }
 
     /// Adds text. With `is_last`, nothing is held back.
@@ -90,6 +99,10 @@ impl ToolParser {
         self.held.push_str(text);
         let mut delta = ToolDelta::default();
         loop {
+            if self.is_single && self.calls > 0 {
+                self.held.clear();
+                return delta;
+            }
             let goes_on = match self.state {
                 State::Content => self.content(is_last, &mut delta),
                 State::Block { start, searched, reads } => {
@@ -208,7 +221,8 @@ impl ToolParser {
             return false;
         }
         match block::read(self.format, &self.tools, &self.held[start..], is_last) {
-            Outcome::Whole(calls, bytes) => {
+            Outcome::Whole(mut calls, bytes) => {
+                calls.truncate(if self.is_single { 1 } else { calls.len() });
                 self.calls += calls.len();
                 delta.calls.extend(calls);
                 self.held.drain(..start + bytes);

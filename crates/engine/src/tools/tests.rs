@@ -463,3 +463,27 @@ fn a_prompt_may_begin_the_first_call() {
     assert_eq!(read("all\nHello"), found("Hello", &[]));
     assert_eq!(read("all\nHello\n>>>time\n{}"), found("Hello", &[call("time", Map::new().into())]));
 }
+
+#[test]
+fn nothing_comes_behind_a_single_call() {
+    for (source, text) in EXAMPLES {
+        for is_single in [true, false] {
+            let mut parser =
+                ToolParser::new(format(source), Arc::from(tools()), "").with_single_call(is_single);
+            let mut whole = parser.push(text, false);
+            for (piece, is_last) in [("\n", false), ("Done.", false), (text, true)] {
+                let delta = parser.push(piece, is_last);
+                whole.content += &delta.content;
+                whole.calls.extend(delta.calls);
+            }
+            if is_single {
+                // Without an end, a call is whole when something else comes behind it.
+                assert_eq!(whole, found("", &[weather()]), "{source}");
+            } else {
+                assert!(whole.content.contains("Done."), "{source}: {whole:?}");
+            }
+        }
+    }
+    let call = weather();
+    assert_eq!(call.arguments_text(), r#"{"city":"Paris","days":2}"#);
+}

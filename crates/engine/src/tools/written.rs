@@ -27,7 +27,7 @@ impl ToolFormat {
             let [before, between, behind] = self.call.map(|text| filled(text, number));
             let arguments = match self.body {
                 Body::Named(Arguments::Python) => keyword_arguments(call),
-                _ => Value::from(call.arguments.clone()).to_string(),
+                _ => call.arguments_text(),
             };
             out.extend([before.as_str(), &call.name, &between, &arguments, &behind]);
         }
