@@ -37,7 +37,9 @@ pub(crate) async fn create(
     let model = fields.string("model")?;
     let lease = app.model(model.as_deref()).await?;
     let constraint = constraint::anthropic(&mut fields)?;
-    let prompts = vec![Prompt::Chat(chat(&mut fields)?)];
+    let chat = chat(&mut fields)?;
+    calls::check_end(&chat.messages, "messages")?;
+    let prompts = vec![Prompt::Chat(chat)];
     let stop = fields.strings("stop_sequences")?;
     let mut request = lease.request(&mut fields)?;
     request.constraint = constraint;
@@ -94,7 +96,10 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
     let mut output = fields.object("output_config")?;
     let given = messages(fields)?;
     let mut messages = Vec::with_capacity(given.len() + 1);
-    if let Some(system) = fields.take("system") {
+    if let Some(mut system) = fields.take("system") {
+        if let Value::Array(blocks) = &mut system {
+            blocks.retain(|block| !is_billing_header(block));
+        }
         messages.push(json!({ "role": "system", "content": blocks::text("system", &system)? }));
     }
     for (i, message) in given.iter().enumerate() {
@@ -106,8 +111,8 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
         let content = message.get("content").unwrap_or(&Value::Null);
         blocks::add(role, &format!("messages[{i}].content"), content, &mut messages)?;
     }
-    calls::check_end(&messages, "messages")?;
     let end = match messages.last() {
+        Some(last) if calls::has_calls(last) => ChatEnd::Message,
         Some(last) if last["role"] == "assistant" => ChatEnd::Continued,
         _ => ChatEnd::Answer,
     };
@@ -125,6 +130,13 @@ fn chat(fields: &mut Fields) -> Result<Chat> {
         }
     }
     Ok(Chat { messages, variables, end, tools })
+}
+
+/// Whether a block of instructions is a header that Claude Code puts before them. It is other with
+/// each request: no prefix of the prompt could be used again.
+fn is_billing_header(block: &Value) -> bool {
+    let text = block["text"].as_str().unwrap_or_default();
+    text.starts_with("x-anthropic-billing-header:")
 }
 
 /// A block that calls a tool.
@@ -197,7 +209,7 @@ impl MessageStream {
         let name = "content_block_start";
         let event = json!({ "type": name, "index": index, "content_block": block });
         sse_event(name, &event, out);
-        let input = Value::from(call.arguments.clone()).to_string();
+        let input = call.arguments_text();
         let delta = json!({ "type": "input_json_delta", "partial_json": input });
         let name = "content_block_delta";
         sse_event(name, &json!({ "type": name, "index": index, "delta": delta }), out);

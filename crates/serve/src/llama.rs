@@ -3,6 +3,8 @@
 
 pub(crate) mod server;
 
+use std::sync::Arc;
+
 use axum::Extension;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -21,9 +23,10 @@ use crate::models::Lease;
 use crate::openai::chat::chat;
 use crate::openai::completions::prompts_of;
 use crate::openai::{piece, pieces};
-use crate::prompt::render;
+use crate::prompt::{Chat, render};
 use crate::stream::{self, StreamFormat, sse_data};
 use crate::timings::{LlamaTimings, Reports, add_report};
+use crate::tools;
 
 /// The most log-probabilities of one position.
 const PROBS: i64 = 100;
@@ -320,10 +323,8 @@ pub(crate) async fn apply_template(
     mut fields: Fields,
 ) -> Result<Response> {
     let lease = app.model(fields.string("model")?.as_deref()).await?;
-    let mut chat = chat(&mut fields)?;
-    if let Some(tools) = fields.array("tools")?.filter(|tools| !tools.is_empty()) {
-        chat.variables.insert("tools".to_owned(), tools.into());
-    }
+    let tools = tools::openai(&mut fields)?.map(Arc::new);
+    let chat = Chat { tools, ..chat(&mut fields)? };
     blocking(move || Ok(json!({ "prompt": render(&lease, &chat)? }))).await
 }
 

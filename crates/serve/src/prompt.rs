@@ -100,10 +100,32 @@ pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
     }
     let has_mark = chat.end == ChatEnd::Answer;
     let render = |messages| Ok(lease.text()?.render_chat(messages, &variables, has_mark)?);
-    match chat.end {
-        ChatEnd::Continued => render_continued(chat.messages.clone(), render),
-        ChatEnd::Answer | ChatEnd::Message => render(chat.messages.clone()),
+    let mut messages = chat.messages.clone();
+    // What Mistral's templates say where they refuse it.
+    if lease.text()?.template()?.source().contains("must alternate") {
+        join_behind_results(&mut messages);
     }
+    match chat.end {
+        ChatEnd::Continued => render_continued(messages, render),
+        ChatEnd::Answer | ChatEnd::Message => render(messages),
+    }
+}
+
+/// Makes what a user says behind the results of calls a part of the last result: clients such as
+/// Claude Code put reminders there, and for some templates it is no user's turn.
+fn join_behind_results(messages: &mut Vec<Value>) {
+    let mut joined: Vec<Value> = Vec::with_capacity(messages.len());
+    for message in messages.drain(..) {
+        match joined.last_mut() {
+            Some(last) if last["role"] == "tool" && message["role"] == "user" => {
+                let [first, second] =
+                    [&*last, &message].map(|it| it["content"].as_str().unwrap_or_default());
+                last["content"] = format!("{first}\n\n{second}").into();
+            }
+            _ => joined.push(message),
+        }
+    }
+    *messages = joined;
 }
 
 /// The text of a conversation up to the end of its last message, without what the template writes
@@ -131,6 +153,27 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_a_user_says_behind_results_is_a_part_of_the_last_one() {
+        let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+        let mut messages = vec![
+            message("user", "a"),
+            message("tool", "b"),
+            message("tool", "c"),
+            message("user", "d"),
+            message("user", "e"),
+            message("assistant", "f"),
+        ];
+        join_behind_results(&mut messages);
+        let wanted = [
+            message("user", "a"),
+            message("tool", "b"),
+            message("tool", "c\n\nd\n\ne"),
+            message("assistant", "f"),
+        ];
+        assert_eq!(messages, wanted);
+    }
 
     #[test]
     fn a_continued_message_ends_where_its_text_does() {

@@ -41,7 +41,7 @@ enum Choice {
 /// Those of OpenAI's chat.
 pub(crate) fn openai(fields: &mut Fields) -> Result<Option<Tools>> {
     for (name, instead) in [("functions", "tools"), ("function_call", "tool_choice")] {
-        if fields.take(name).is_some() {
+        if fields.refuse(name).is_err() {
             let message = format!("{name} is not supported: expected {instead}");
             return Err(ApiError::field(name, message));
         }
@@ -264,11 +264,13 @@ fn chosen(
         Choice::Auto => false,
         Choice::Required => true,
         Choice::Named(names, is_required) => {
-            let is_unknown = |name: &&String| !tools.iter().any(|tool| tool.name == **name);
+            let known: HashSet<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
+            let is_unknown = |name: &&String| !known.contains(name.as_str());
             if let Some(name) = names.iter().find(is_unknown) {
                 let message = format!("{field}: expected the name of one of tools, found {name}");
                 return Err(ApiError::field(field, message));
             }
+            let names: HashSet<String> = names.into_iter().collect();
             tools.retain(|tool| names.contains(&tool.name));
             is_required
         }
@@ -320,7 +322,8 @@ impl Calling {
 
     /// What finds calls in the answer to a prompt.
     pub(crate) fn parser(&self, prompt: &str) -> ToolParser {
-        ToolParser::new(self.format, Arc::clone(&self.tools.callable), prompt)
+        let parser = ToolParser::new(self.format, Arc::clone(&self.tools.callable), prompt);
+        parser.with_single_call(!self.tools.is_parallel)
     }
 }
 

@@ -128,7 +128,7 @@ fn wrong_requests_are_named() {
         (choice(json!(1)), "tool_choice: expected none, auto, required"),
         (choice(json!({ "type": "web" })), "tool_choice.type: expected function or allowed_tools"),
         (choice(named("other")), "tool_choice: expected the name of one of tools, found other"),
-        (json!({ "functions": [] }), "functions is not supported: expected tools"),
+        (json!({ "functions": [{}] }), "functions is not supported: expected tools"),
         (json!({ "messages": unanswered }), "messages: expected the results of the tool calls at"),
         (
             json!({ "messages": call("{") }),

@@ -4,10 +4,11 @@
 use serde_json::{Value, json};
 
 use crate::error::{ApiError, Result};
+use crate::openai::calls::{name_reasoning, text_field};
 use crate::openai::chat::text_of_parts;
 
 /// The text of a string or of blocks of text. Reasoning of earlier answers is left out, as
-/// templates leave it out.
+/// templates leave it out where no call came behind it.
 pub(super) fn text(at: &str, content: &Value) -> Result<String> {
     match content {
         Value::String(text) => Ok(text.clone()),
@@ -36,6 +37,7 @@ pub(super) fn add(role: &str, at: &str, content: &Value, messages: &mut Vec<Valu
     };
     let mut texts = Vec::new();
     let mut calls = Vec::new();
+    let mut reasoning = String::new();
     for (i, block) in blocks.iter().enumerate() {
         let at = format!("{at}[{i}]");
         match (role, kind(block)) {
@@ -49,7 +51,9 @@ pub(super) fn add(role: &str, at: &str, content: &Value, messages: &mut Vec<Valu
                 let message = format!("{at}: expected no {kind} in a message of the {role}");
                 return Err(ApiError::field(&at, message));
             }
-            _ if is_thinking(block) => {}
+            _ if is_thinking(block) => {
+                reasoning.push_str(block["thinking"].as_str().unwrap_or_default());
+            }
             _ => texts.push(text_of_parts(&at, std::slice::from_ref(block))?),
         }
     }
@@ -57,7 +61,12 @@ pub(super) fn add(role: &str, at: &str, content: &Value, messages: &mut Vec<Valu
         add_texts(role, &mut texts, messages);
     } else {
         let content = texts.join("\n");
-        messages.push(json!({ "role": role, "content": content, "tool_calls": calls }));
+        let mut message = json!({ "role": role, "content": content, "tool_calls": calls });
+        if !reasoning.is_empty() {
+            message["reasoning_content"] = reasoning.into();
+            name_reasoning(&mut message);
+        }
+        messages.push(message);
     }
     Ok(())
 }
@@ -74,7 +83,7 @@ fn add_texts(role: &str, texts: &mut Vec<String>, messages: &mut Vec<Value>) {
 }
 
 fn call(at: &str, block: &Value) -> Result<Value> {
-    let text = |name: &str| field(at, block, name);
+    let text = |name: &str| text_field(at, block, name);
     let (id, name) = (text("id")?, text("name")?);
     let input = match block.get("input") {
         None | Some(Value::Null) => json!({}),
@@ -90,7 +99,7 @@ fn call(at: &str, block: &Value) -> Result<Value> {
 
 /// The result of a call. Templates have no word for a failure, so its text says it.
 fn result(at: &str, block: &Value) -> Result<Value> {
-    let id = field(at, block, "tool_use_id")?;
+    let id = text_field(at, block, "tool_use_id")?;
     let content = match block.get("content") {
         None | Some(Value::Null) => String::new(),
         Some(content) => text(&format!("{at}.content"), content)?,
@@ -100,12 +109,6 @@ fn result(at: &str, block: &Value) -> Result<Value> {
         _ => content,
     };
     Ok(json!({ "role": "tool", "tool_call_id": id, "content": content }))
-}
-
-fn field<'a>(at: &str, block: &'a Value, name: &str) -> Result<&'a str> {
-    let at = format!("{at}.{name}");
-    let missing = || ApiError::field(&at, format!("{at}: expected a string"));
-    block.get(name).and_then(Value::as_str).ok_or_else(missing)
 }
 
 #[cfg(test)]
@@ -131,7 +134,12 @@ mod tests {
             json!({ "id": id, "type": "function", "function": function })
         };
         let calls = [call("a", "f", json!({ "x": 1 })), call("b", "g", json!({}))];
-        let wanted = json!({ "role": "assistant", "content": "Let me see.", "tool_calls": calls });
+        let wanted = json!({
+            "role": "assistant",
+            "content": "Let me see.",
+            "reasoning_content": "Hm.",
+            "tool_calls": calls,
+        });
         assert_eq!(converted("assistant", &content), Ok(vec![wanted]));
         let cache = json!({ "type": "ephemeral" });
         let content = json!([

@@ -6,6 +6,9 @@ use serde_json::{Map, Value, json};
 
 use crate::error::{ApiError, Result};
 
+/// The most calls of a message: each result looks for its call among them.
+const MAX_CALLS: usize = 1024;
+
 /// Checks the tool calls of a message; none at all are as good as absent. Their arguments are an
 /// object, or the text of one.
 pub(crate) fn check(message: &mut Map<String, Value>, at: &str) -> Result<()> {
@@ -59,22 +62,33 @@ pub(crate) fn check_function(function: &mut Map<String, Value>, at: &str) -> Res
 
 /// Refuses a conversation that ends with calls, to which no model can add anything.
 pub(crate) fn check_end(messages: &[Value], field: &str) -> Result<()> {
-    match messages.last().and_then(|last| last.get("tool_calls")) {
-        None => Ok(()),
-        Some(_) => {
-            let message = format!("{field}: expected the results of the tool calls at its end");
-            Err(ApiError::field(field, message))
-        }
+    if messages.last().is_some_and(has_calls) {
+        let message = format!("{field}: expected the results of the tool calls at its end");
+        return Err(ApiError::field(field, message));
     }
+    Ok(())
+}
+
+/// Whether a message calls tools.
+pub(crate) fn has_calls(message: &Value) -> bool {
+    message.get("tool_calls").is_some()
 }
 
 /// Gives calls without an id one, as templates may need it, and results without one that of the
 /// call that they answer: the first of their name that has none yet, or the first at all.
-pub(crate) fn pair(messages: &mut [Value]) {
+///
+/// # Errors
+/// If a message has too many calls.
+pub(crate) fn pair(messages: &mut [Value], field: &str) -> Result<()> {
     let mut open: VecDeque<(String, String)> = VecDeque::new();
     let mut count = 0;
     for message in messages {
         if let Some(calls) = message.get_mut("tool_calls").and_then(Value::as_array_mut) {
+            if calls.len() > MAX_CALLS {
+                let found = calls.len();
+                let message = format!("{field}: expected at most {MAX_CALLS} calls in a message");
+                return Err(ApiError::field(field, format!("{message}, found {found}")));
+            }
             open.clear();
             for call in calls {
                 let name = call["function"]["name"].as_str().unwrap_or_default().to_owned();
@@ -87,23 +101,49 @@ pub(crate) fn pair(messages: &mut [Value]) {
                 call["type"] = json!("function");
                 open.push_back((name, id));
             }
+            name_reasoning(message);
         } else if message["role"] == "tool" {
             // Ollama's name of the field.
             if let Some(name) = message.get("tool_name").cloned() {
                 message["name"] = name;
             }
-            let id = message.get("tool_call_id").and_then(Value::as_str);
-            let has = |(name, own): &(String, String)| match id {
-                Some(id) => own == id,
-                None => message["name"] == name.as_str(),
+            let text = |name: &str| message.get(name).and_then(Value::as_str);
+            let at = match (text("tool_call_id"), text("name")) {
+                (Some(id), _) => open.iter().position(|(_, own)| own == id),
+                (None, Some(name)) => {
+                    Some(open.iter().position(|(own, _)| own == name).unwrap_or(0))
+                }
+                (None, None) => Some(0),
             };
-            let at = open.iter().position(has);
-            let answered = open.remove(at.unwrap_or(0)).filter(|_| at.is_some() || id.is_none());
-            if let Some((_, id)) = answered {
+            if let Some((_, id)) = at.and_then(|at| open.remove(at)) {
                 message["tool_call_id"] = id.into();
             }
         }
     }
+    Ok(())
+}
+
+/// Gives the reasoning of a message with calls the names that templates know: they show it to the
+/// model until the answer to the user is there. GPT-OSS's refuses it beside content.
+pub(crate) fn name_reasoning(message: &mut Value) {
+    let text = |name: &str| message.get(name).and_then(Value::as_str).filter(|it| !it.is_empty());
+    let Some(reasoning) = text("reasoning_content").or(text("thinking")).map(str::to_owned) else {
+        return;
+    };
+    let is_alone = text("content").is_none();
+    message["reasoning_content"] = reasoning.as_str().into();
+    match message.as_object_mut() {
+        Some(fields) if is_alone => drop(fields.insert("thinking".to_owned(), reasoning.into())),
+        Some(fields) => drop(fields.remove("thinking")),
+        None => {}
+    }
+}
+
+/// A field of an item that has to be there.
+pub(crate) fn text_field<'a>(at: &str, item: &'a Value, name: &str) -> Result<&'a str> {
+    let at = format!("{at}.{name}");
+    let missing = || ApiError::field(&at, format!("{at}: expected a string"));
+    item.get(name).and_then(Value::as_str).ok_or_else(missing)
 }
 
 #[cfg(test)]
@@ -122,12 +162,51 @@ mod tests {
             json!({ "role": "assistant", "tool_calls": [call("g")] }),
             json!({ "role": "tool", "tool_call_id": "mine", "content": "5" }),
         ];
-        pair(&mut messages);
+        pair(&mut messages, "messages").unwrap();
         let ids: Vec<&Value> = messages.iter().map(|message| &message["tool_call_id"]).collect();
         let wanted = [json!("call_1"), json!("call_0"), json!("call_2"), Value::Null];
         assert_eq!(ids[1..5], wanted.iter().collect::<Vec<_>>());
         assert_eq!((ids[6], &messages[1]["name"]), (&json!("mine"), &json!("g")));
         assert_eq!(messages[5]["tool_calls"][0]["id"], "call_3");
+    }
+
+    #[test]
+    fn a_result_with_an_unknown_id_answers_no_call() {
+        let call = |name: &str| json!({ "function": { "name": name, "arguments": {} } });
+        let mut messages = vec![
+            json!({ "role": "assistant", "tool_calls": [call("f"), call("g")] }),
+            json!({ "role": "tool", "tool_call_id": "other", "content": "1" }),
+            json!({ "role": "tool", "content": "2" }),
+        ];
+        pair(&mut messages, "messages").unwrap();
+        let ids = [1, 2].map(|i| messages[i]["tool_call_id"].as_str());
+        assert_eq!(ids, [Some("other"), Some("call_0")]);
+    }
+
+    #[test]
+    fn a_message_has_a_bounded_number_of_calls() {
+        let calls = vec![json!({ "function": { "name": "f" } }); MAX_CALLS + 1];
+        let mut messages = [json!({ "role": "assistant", "tool_calls": calls })];
+        let error = pair(&mut messages, "input").unwrap_err();
+        assert_eq!(error.message, "input: expected at most 1024 calls in a message, found 1025");
+    }
+
+    #[test]
+    fn reasoning_beside_calls_has_the_names_of_all_templates() {
+        let named = |mut message: Value| {
+            name_reasoning(&mut message);
+            message
+        };
+        let both = json!({ "content": null, "reasoning_content": "a", "thinking": "a" });
+        for given in [
+            json!({ "content": null, "thinking": "a" }),
+            json!({ "content": null, "reasoning_content": "a" }),
+        ] {
+            assert_eq!(named(given), both);
+        }
+        let given = json!({ "content": "b", "thinking": "a" });
+        assert_eq!(named(given), json!({ "content": "b", "reasoning_content": "a" }));
+        assert_eq!(named(json!({ "content": "b" })), json!({ "content": "b" }));
     }
 
     #[test]

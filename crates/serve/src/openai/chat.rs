@@ -38,6 +38,7 @@ pub(crate) async fn create(
     let tools = tools::openai(&mut fields)?;
     let lease = app.model(model.as_deref()).await?;
     let chat = Chat { tools: tools.map(Arc::new), ..chat(&mut fields)? };
+    calls::check_end(&chat.messages, "messages")?;
     let mut request = lease.request(&mut fields)?;
     request.constraint = constraint;
     let names = ["max_completion_tokens", "max_tokens", "n_predict"];
@@ -111,11 +112,10 @@ fn whole(running: &Running, answers: &[Answer], has_logprobs: bool) -> Value {
 
 /// A call of a tool, with an id for its result.
 fn tool_call(call: &ToolCall) -> Value {
-    let arguments = Value::from(call.arguments.clone()).to_string();
     json!({
         "id": new_id("call_"),
         "type": "function",
-        "function": { "name": call.name, "arguments": arguments },
+        "function": { "name": call.name, "arguments": call.arguments_text() },
     })
 }
 
@@ -137,8 +137,7 @@ pub(crate) fn chat(fields: &mut Fields) -> Result<Chat> {
     let messages = messages(fields)?.into_iter().enumerate();
     let messages = messages.map(|(i, value)| message(i, value));
     let mut messages = messages.collect::<Result<Vec<Value>>>()?;
-    calls::check_end(&messages, "messages")?;
-    calls::pair(&mut messages);
+    calls::pair(&mut messages, "messages")?;
     let end = end(fields, &messages)?;
     let variables = fields.object("chat_template_kwargs")?.rest();
     let mut variables: Map<String, Value> = variables.into_iter().collect();
@@ -171,6 +170,8 @@ fn end(fields: &mut Fields, messages: &[Value]) -> Result<ChatEnd> {
         (Some(true), _) if answers == 0 => {
             Err(ApiError::field(field, format!("{field}: the last message is not the assistant's")))
         }
+        // Calls are not gone on with.
+        (None, None) if messages.last().is_some_and(calls::has_calls) => Ok(ChatEnd::Message),
         (Some(true), _) | (None, None) if answers > 0 => match answers {
             1 => Ok(ChatEnd::Continued),
             _ => Err(ApiError::field("messages", "messages: the last two are the assistant's")),

@@ -12,6 +12,7 @@ use bodkin_engine::ToolCall;
 use serde_json::{Map, Value, json};
 
 use self::input::messages;
+use super::calls;
 use super::chat::add_effort;
 use super::{new_id, now};
 use crate::app::SharedApp;
@@ -43,6 +44,7 @@ pub(crate) async fn create(
     let instructions = fields.string("instructions")?;
     let input = fields.take("input");
     let messages = messages(instructions.as_deref(), input)?;
+    calls::check_end(&messages, "input")?;
     let mut request = lease.request(&mut fields)?;
     request.constraint = constraint;
     request.max_tokens = lease.defaults.max_tokens(&mut fields, &["max_output_tokens"], 1, None)?;
@@ -147,7 +149,7 @@ fn function_call(call: &ToolCall) -> Value {
         "status": "completed",
         "call_id": new_id("call_"),
         "name": call.name,
-        "arguments": Value::from(call.arguments.clone()).to_string(),
+        "arguments": call.arguments_text(),
     })
 }
 

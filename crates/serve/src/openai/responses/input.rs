@@ -20,16 +20,19 @@ pub(super) fn messages(instructions: Option<&str>, input: Option<Value>) -> Resu
         Some(Value::Array(items)) if !items.is_empty() => items,
         _ => return Err(ApiError::field("input", "input: expected a string or an array of items")),
     };
+    let mut reasoning = String::new();
     for (i, item) in items.iter().enumerate() {
         let at = format!("input[{i}]");
         let kind = item.get("type").and_then(Value::as_str).unwrap_or("message");
-        // Reasoning of earlier answers is left out, as templates leave it out.
-        if kind == "reasoning" {
-            continue;
-        }
         match kind {
+            // Templates leave it out where no call comes behind it.
+            "reasoning" => {
+                reasoning = reasoning_text(item);
+                continue;
+            }
             "function_call" => {
-                add_call(&at, item, &mut messages)?;
+                let reasoning = std::mem::take(&mut reasoning);
+                add_call(&at, item, reasoning, &mut messages)?;
                 continue;
             }
             "function_call_output" => {
@@ -55,14 +58,21 @@ pub(super) fn messages(instructions: Option<&str>, input: Option<Value>) -> Resu
         };
         messages.push(message(role, &text));
     }
-    calls::check_end(&messages, "input")?;
-    calls::pair(&mut messages);
+    calls::pair(&mut messages, "input")?;
     Ok(messages)
 }
 
-/// Adds a call to the assistant's message before it, or to one of its own.
-fn add_call(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<()> {
-    let id = text_field(at, item, "call_id")?;
+/// The text of reasoning, or of its summary.
+fn reasoning_text(item: &Value) -> String {
+    let parts = ["content", "summary"].map(|name| item[name].as_array());
+    let parts = parts.into_iter().flatten().find(|parts| !parts.is_empty());
+    parts.into_iter().flatten().filter_map(|part| part["text"].as_str()).collect()
+}
+
+/// Adds a call to the assistant's message before it, or to one of its own, with the reasoning
+/// before it.
+fn add_call(at: &str, item: &Value, reasoning: String, messages: &mut Vec<Value>) -> Result<()> {
+    let id = calls::text_field(at, item, "call_id")?;
     let fields = ["name", "arguments"].map(|name| (name.to_owned(), item[name].clone()));
     let mut function = Map::from_iter(fields);
     calls::check_function(&mut function, at)?;
@@ -76,12 +86,15 @@ fn add_call(at: &str, item: &Value, messages: &mut Vec<Value>) -> Result<()> {
             messages.push(json!({ "role": "assistant", "content": null, "tool_calls": [call] }));
         }
     }
+    if let Some(last) = messages.last_mut().filter(|_| !reasoning.is_empty()) {
+        last["reasoning_content"] = reasoning.into();
+    }
     Ok(())
 }
 
 /// The message with the result of a call.
 fn call_output(at: &str, item: &Value) -> Result<Value> {
-    let id = text_field(at, item, "call_id")?;
+    let id = calls::text_field(at, item, "call_id")?;
     let output = match item.get("output") {
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(parts)) => text_of_parts(&format!("{at}.output"), parts)?,
@@ -92,10 +105,4 @@ fn call_output(at: &str, item: &Value) -> Result<Value> {
         }
     };
     Ok(json!({ "role": "tool", "tool_call_id": id, "content": output }))
-}
-
-fn text_field<'a>(at: &str, item: &'a Value, name: &str) -> Result<&'a str> {
-    let at = format!("{at}.{name}");
-    let missing = || ApiError::field(&at, format!("{at}: expected a string"));
-    item.get(name).and_then(Value::as_str).ok_or_else(missing)
 }
