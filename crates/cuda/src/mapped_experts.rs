@@ -236,9 +236,13 @@ impl Reader {
         while !self.has_ended.load(Ordering::Acquire) {
             let number = request.load(Ordering::Acquire);
             if number != answered {
-                self.try_read(routing.load(Ordering::Relaxed) as usize, number);
-                (answered, asked_at) = (number, Instant::now());
+                let routing = routing.load(Ordering::Relaxed) as usize;
+                let taken = self.try_read(routing, number);
                 answer.store(number, Ordering::Release);
+                // The step goes on meanwhile.
+                let parts = self.layers[routing].parts(&taken);
+                parts.for_each(|(tensor, range)| self.file.release_part(tensor, range));
+                (answered, asked_at) = (number, Instant::now());
             } else if self.steps.load(Ordering::Acquire) == 0 {
                 thread::park();
             } else if asked_at.elapsed() < SPIN_TIME {
@@ -250,18 +254,20 @@ impl Reader {
         has_ended.store(1, Ordering::Release);
     }
 
-    fn try_read(&self, routing: usize, now: u32) {
+    /// As [`Reader::read`]; after a failure, nothing.
+    fn try_read(&self, routing: usize, now: u32) -> Vec<Taken> {
         let result = catch_unwind(AssertUnwindSafe(|| self.read(routing, now)));
         let text = match result {
-            Ok(Ok(())) => return,
+            Ok(Ok(taken)) => return taken,
             Ok(Err(error)) => error.to_string(),
             Err(_) => "experts cannot be packed".to_owned(),
         };
         self.failure.get_or_init(|| text);
+        Vec::new()
     }
 
     /// Reads the experts of a layer that were chosen now and are not here.
-    fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<()> {
+    fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<Vec<Taken>> {
         let layer = &self.layers[routing];
         let experts = layer.first..layer.first + layer.experts;
         let Buffers { tiles, used_at, tables, slots, reads, .. } = &mut *self.buffers();
@@ -277,14 +283,8 @@ impl Reader {
         reads[routing] += taken.len() as u64;
         // Reading mapped pages behind the end of the file would end the process.
         self.file.check_unchanged()?;
-        let parts = || {
-            let of_expert = |taken: &Taken| {
-                let expert = taken.expert - layer.first;
-                layer.weights.iter().map(move |weight| (&weight.tensor, weight.range(expert)))
-            };
-            taken.iter().flat_map(of_expert)
-        };
-        parts().for_each(|(tensor, range)| self.file.will_need(tensor, range));
+        let parts = layer.parts(&taken);
+        parts.for_each(|(tensor, range)| self.file.will_need(tensor, range));
         // They come by slot.
         let (mut slots, mut next) = (tiles.slice_mut().chunks_exact_mut(self.slot_bytes), 0);
         pack_all(taken.iter().flat_map(|&Taken { slot, expert, .. }| {
@@ -292,8 +292,7 @@ impl Reader {
             next = slot + 1;
             self.pieces(layer, expert - layer.first, bytes)
         }));
-        parts().for_each(|(tensor, range)| self.file.release_part(tensor, range));
-        Ok(())
+        Ok(taken)
     }
 
     /// The slots, from `start` on, that hold an expert by these tables, and the experts.
@@ -335,6 +334,19 @@ impl Reader {
             Piece { shape, format, data, tiles, packed, exponents }
         };
         layer.weights.iter().map(piece).collect()
+    }
+}
+
+impl Layer {
+    /// The bytes of some of its experts in the file.
+    fn parts<'a>(
+        &'a self,
+        taken: &'a [Taken],
+    ) -> impl Iterator<Item = (&'a Tensor, Range<usize>)> + 'a {
+        taken.iter().flat_map(|taken| {
+            let expert = taken.expert - self.first;
+            self.weights.iter().map(move |weight| (&weight.tensor, weight.range(expert)))
+        })
     }
 }
 
