@@ -290,7 +290,7 @@ pub(crate) struct Calling {
 
 impl Calling {
     /// # Errors
-    /// As [`format`].
+    /// As [`format()`].
     pub(crate) fn new(tools: &Arc<Tools>, lease: &Lease) -> Result<Calling> {
         Ok(Calling { tools: Arc::clone(tools), format: format(lease)? })
     }
