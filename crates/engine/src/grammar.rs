@@ -5,6 +5,7 @@
 //! limits on its size, its depth and the work per token, so that it is refused before the first
 //! token, and one that exceeds a limit later ends its own request alone.
 
+mod definitions;
 mod errors;
 mod matcher;
 mod schema;

@@ -19,7 +19,7 @@ use self::formats::FORMATS;
 pub use self::formats::ToolFormat;
 pub(crate) use self::formats::{Arguments, Body, Tags};
 pub use self::parser::{ToolDelta, ToolParser};
-pub(crate) use self::values::{ValueKind, properties, value_kind};
+pub(crate) use self::values::{ValueKind, properties, resolve, value_kind};
 
 /// The longest name of a tool, in bytes.
 const NAME_BYTES: usize = 256;

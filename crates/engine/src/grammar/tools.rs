@@ -3,11 +3,13 @@
 
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value, json};
+use rustc_hash::FxHashSet;
+use serde_json::{Value, json};
 
+use super::definitions::within;
 use super::schema;
 use crate::tools::{
-    Arguments, Body, Tags, Tool, ToolFormat, ValueKind, pieces, properties, value_kind,
+    Arguments, Body, Tags, Tool, ToolFormat, ValueKind, pieces, properties, resolve, value_kind,
 };
 
 /// The most tools of a grammar.
@@ -15,6 +17,30 @@ const TOOLS: usize = 1000;
 
 /// The most nested objects of Gemma's form that are as their schemas say; deeper ones are free.
 const DEPTH: usize = 16;
+
+/// The most bytes of a grammar's text. Arguments that refer to definitions each have their own.
+const MAX_LARK_BYTES: usize = 8 << 20;
+
+/// Keywords of objects that these forms, which write each argument by itself, cannot keep to.
+const WHOLE_OBJECT: [&str; 14] = [
+    "allOf",
+    "anyOf",
+    "const",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "enum",
+    "if",
+    "maxProperties",
+    "minProperties",
+    "not",
+    "oneOf",
+    "patternProperties",
+    "propertyNames",
+];
+
+/// The schema of an argument that is required and has none.
+static ANY: Value = Value::Bool(true);
 
 /// An answer of one or several calls of these tools.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,8 +96,13 @@ impl Lark<'_> {
     fn answer(mut self, grammar: &ToolGrammar) -> Written<String> {
         let ToolFormat { block: [open, close], between_calls, between_blocks, .. } = *self.format;
         let mut calls = Vec::new();
+        // A literal would rule out an answer that begins with the same brace.
+        let is_like_answer = grammar.otherwise.is_some() && open.is_empty();
         for tool in &grammar.tools {
-            calls.push(self.call(tool)?);
+            calls.push(match self.format.body {
+                Body::Objects if is_like_answer => self.object(tool)?,
+                _ => self.call(tool)?,
+            });
         }
         let call = self.rule(&calls.join(" | "));
         let is_repeated = |between: Option<&'static str>| between.filter(|_| grammar.is_parallel);
@@ -91,7 +122,8 @@ impl Lark<'_> {
             None => String::new(),
         };
         let otherwise = match &grammar.otherwise {
-            Some(schema) => format!(" | {}", self.json(schema)?),
+            // With what the model writes before an answer that is no call.
+            Some(schema) => format!(" | {} {}", self.exact(self.format.answer), self.json(schema)?),
             None => String::new(),
         };
         // Models put white space before a call.
@@ -110,13 +142,29 @@ impl Lark<'_> {
         Ok(self.rule(&format!("{before} {name} {between} {arguments} {behind}")))
     }
 
+    /// A call as JSON, of a form that has nothing but an object.
+    fn object(&mut self, tool: &Tool) -> Written<String> {
+        let key = self.format.call[1].split('"').nth(2).unwrap_or_default();
+        let mut parameters = within(&tool.parameters, &tool.parameters)?;
+        let keywords = parameters.as_object_mut();
+        let definitions = keywords.and_then(|it| it.remove("$defs")).unwrap_or_else(|| json!({}));
+        let object = self.json(&json!({
+            "type": "object",
+            "properties": { "name": { "const": tool.name }, key: parameters },
+            "required": ["name", key],
+            "additionalProperties": false,
+            "$defs": definitions,
+        }));
+        object.map_err(|error| format!("the parameters of {}: {error}", tool.name))
+    }
+
     fn arguments(&mut self, tool: &Tool) -> Written<String> {
         let format = self.format;
         match &format.body {
             Body::Objects | Body::Named(Arguments::Json) => self.json(&tool.parameters),
             Body::Named(Arguments::Tagged(tags)) => {
                 let mut all = String::new();
-                for (key, schema, is_required) in arguments(&tool.parameters)? {
+                for (key, schema, is_required) in root_arguments(&tool.parameters)? {
                     let argument = self.tagged(tags, key, schema, &tool.parameters)?;
                     let argument = self.rule(&argument);
                     let mark = if is_required { "" } else { "?" };
@@ -124,11 +172,14 @@ impl Lark<'_> {
                 }
                 Ok(if all.is_empty() { quoted("") } else { all })
             }
-            Body::Named(Arguments::Gemma) => self.gemma(&tool.parameters, &tool.parameters, 0),
+            Body::Named(Arguments::Gemma) => {
+                root_arguments(&tool.parameters)?;
+                self.gemma(resolve(&tool.parameters, &tool.parameters), &tool.parameters, 0)
+            }
             Body::Named(Arguments::Python) => {
                 let mut all = Vec::new();
-                for (key, schema, is_required) in arguments(&tool.parameters)? {
-                    let value = self.json(&within(schema, &tool.parameters))?;
+                for (key, schema, is_required) in root_arguments(&tool.parameters)? {
+                    let value = self.json(&within(schema, &tool.parameters)?)?;
                     all.push((format!("{} {value}", quoted(&format!("{key}="))), is_required));
                 }
                 Ok(self.list(&all, ", "))
@@ -147,7 +198,7 @@ impl Lark<'_> {
                 Some(kind) => kind,
             };
             let other = self.text(&other.replace("{type}", kind));
-            let value = self.json(&within(schema, root))?;
+            let value = self.json(&within(schema, root)?)?;
             return Ok(format!("{open} {other} {value} {}", self.text(&close)));
         }
         let string = self.text(string);
@@ -190,7 +241,7 @@ impl Lark<'_> {
         let rule = match kind {
             Some("object") if depth < DEPTH && properties(schema).is_some() => {
                 let mut all = Vec::new();
-                for (key, schema, is_required) in arguments(schema)? {
+                for (key, schema, is_required) in arguments(schema) {
                     let value = self.gemma(schema, root, depth + 1)?;
                     all.push((format!("{} {value}", quoted(&format!("{key}:"))), is_required));
                 }
@@ -204,7 +255,7 @@ impl Lark<'_> {
                 Some(all) => format!("{quote} ({}) {quote}", all.join(" | ")),
                 None => format!("{quote} {}", self.free_text(QUOTE)),
             },
-            Some("number" | "integer" | "boolean" | "null") => self.json(&within(schema, root))?,
+            Some("number" | "integer" | "boolean" | "null") => self.json(&within(schema, root)?)?,
             _ => {
                 let (value, pair) = (self.name(), self.name());
                 let text = self.free_text(QUOTE);
@@ -248,7 +299,14 @@ impl Lark<'_> {
     /// JSON by a schema.
     fn json(&mut self, schema: &Value) -> Written<String> {
         let schema = schema::prepared(schema)?;
-        Ok(self.rule(&format!("%json {schema}")))
+        let rule = self.rule(&format!("%json {schema}"));
+        if self.rules.len() > MAX_LARK_BYTES {
+            return Err(format!(
+                "the schemas of all tools together have more than {MAX_LARK_BYTES} bytes, with the \
+                 definitions for each argument"
+            ));
+        }
+        Ok(rule)
     }
 
     fn name(&mut self) -> String {
@@ -291,6 +349,15 @@ impl Lark<'_> {
         out
     }
 
+    /// A text of which nothing may be left out, without placeholders.
+    fn exact(&self, text: &str) -> String {
+        let token = |token: Option<u32>| token.map_or(String::new(), |id| format!("<[{id}]> "));
+        let parts = self.split(text).into_iter();
+        let parts: Vec<_> =
+            parts.map(|(text, id)| format!("{}{}", token(id), quoted(text))).collect();
+        parts.join(" ")
+    }
+
     /// Pieces of a text, each with the token before it; the first has none.
     fn split<'t>(&self, text: &'t str) -> Vec<(&'t str, Option<u32>)> {
         let mut parts = Vec::new();
@@ -309,32 +376,38 @@ impl Lark<'_> {
     }
 }
 
-/// The arguments of a schema: their names, schemas, and whether they are required.
-fn arguments(parameters: &Value) -> Written<Vec<(&String, &Value, bool)>> {
-    let Some(all) = properties(parameters) else {
-        let combined = ["allOf", "anyOf", "oneOf"].iter().find(|key| parameters.get(key).is_some());
-        return match combined {
-            None => Ok(Vec::new()),
-            Some(key) => Err(format!("expected properties instead of {key} in this model's form")),
-        };
-    };
-    let required = parameters.get("required").and_then(Value::as_array);
-    let is_required = |key: &String| {
-        required.is_some_and(|all| all.iter().any(|name| name.as_str() == Some(key)))
-    };
-    Ok(all.iter().map(|(key, schema)| (key, schema, is_required(key))).collect())
+/// The arguments of a tool, in a form that writes each by itself.
+fn root_arguments(parameters: &Value) -> Written<Vec<(&str, &Value, bool)>> {
+    let whole = resolve(parameters, parameters);
+    let has = |key: &str| parameters.get(key).is_some();
+    let mut wrong = WHOLE_OBJECT.into_iter().find(|key| has(key) || whole.get(*key).is_some());
+    let others = whole.get("additionalProperties").and_then(Value::as_object);
+    if others.is_some_and(|schema| !schema.is_empty()) {
+        wrong = Some("additionalProperties");
+    }
+    // What stands beside a reference is not looked at.
+    if has("$ref") && (has("properties") || has("required")) {
+        wrong = Some("$ref");
+    }
+    match wrong {
+        None => Ok(arguments(whole)),
+        Some(key) => Err(format!("expected properties instead of {key} in this model's form")),
+    }
 }
 
-/// A schema that stands within another one, with the definitions that it may refer to.
-fn within(schema: &Value, root: &Value) -> Value {
-    let Value::Object(keywords) = schema else { return schema.clone() };
-    let mut keywords: Map<String, Value> = keywords.clone();
-    for key in ["$defs", "definitions"] {
-        if let Some(definitions) = root.get(key) {
-            keywords.entry(key).or_insert_with(|| definitions.clone());
-        }
+/// The arguments of an object: their names, schemas, and whether they are required.
+fn arguments(schema: &Value) -> Vec<(&str, &Value, bool)> {
+    let all = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+    let all: Vec<&str> = all.filter_map(Value::as_str).collect();
+    let mut required: FxHashSet<&str> = all.iter().copied().collect();
+    let mut arguments = Vec::new();
+    for (key, schema) in properties(schema).into_iter().flatten() {
+        arguments.push((key.as_str(), schema, required.remove(key.as_str())));
     }
-    keywords.into()
+    // Those that nothing is said about.
+    let others = all.into_iter().filter(|key| required.remove(key));
+    arguments.extend(others.map(|key| (key, &ANY, true)));
+    arguments
 }
 
 /// The only strings that a schema accepts, quoted.

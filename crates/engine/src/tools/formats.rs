@@ -29,6 +29,8 @@ pub struct ToolFormat {
     pub(crate) between_calls: Option<&'static str>,
     /// What is written between blocks; an answer has one block without it.
     pub(crate) between_blocks: Option<&'static str>,
+    /// What is written before an answer that is no call.
+    pub(crate) answer: &'static str,
     /// How calls are parsed.
     pub(crate) body: Body,
     /// Texts around the content of an answer, which are no part of it.
@@ -84,6 +86,7 @@ const PLAIN: ToolFormat = ToolFormat {
     call: ["{\"name\": \"", "\", \"arguments\": ", "}"],
     between_calls: None,
     between_blocks: None,
+    answer: "",
     body: Body::Objects,
     hidden: &[],
     reasoning: None,
@@ -180,6 +183,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         call: ["", "\n", ""],
         between_blocks: Some(""),
         body: JSON,
+        answer: "all\n",
         hidden: &[">>>all\n"],
         ..PLAIN
     },
@@ -279,6 +283,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         ],
         between_calls: Some(""),
         body: JSON,
+        answer: "<|content|>",
         hidden: &["<|content|>", "<|end|>", "<|begin|>assistant"],
         reasoning: Some(&SOLAR_REASONING),
         ..PLAIN
@@ -297,6 +302,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
             [" type=\"string\"<|sep|>", " type=\"{type}\"<|sep|>"],
             "<|close|>argument<|sep|>",
         ),
+        answer: "<|open|>response<|sep|>",
         hidden: &["<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"],
         ..PLAIN
     },
@@ -465,6 +471,7 @@ const HARMONY: ToolFormat = ToolFormat {
     start: "to=functions.",
     block: ["<|channel|>commentary to=functions.", ""],
     call: ["", "{json}<|message|>", ""],
+    answer: "<|channel|>final<|message|>",
     body: JSON,
     hidden: &[
         "<|start|>assistant",

@@ -73,7 +73,7 @@ pub(super) fn typed(text: &str, schema: Option<&Value>, root: &Value) -> Value {
 }
 
 /// What a schema refers to, or itself.
-fn resolve<'a>(mut schema: &'a Value, root: &'a Value) -> &'a Value {
+pub(crate) fn resolve<'a>(mut schema: &'a Value, root: &'a Value) -> &'a Value {
     for _ in 0..REFERENCES {
         let reference = schema.get("$ref").and_then(Value::as_str);
         let pointer = reference.and_then(|reference| reference.strip_prefix('#'));

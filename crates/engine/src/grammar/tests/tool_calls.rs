@@ -211,6 +211,19 @@ fn tools_of_strangers_are_compiled_or_refused() {
     let unsupported = json!({ "type": "object", "properties": { "a": { "not": {} } } });
     let combined = json!({ "anyOf": [{ "type": "object" }, { "minProperties": 1 }] });
     let recursive = json!({ "type": "object", "properties": { "a": { "$ref": "#" } } });
+    let lost = json!({ "properties": { "a": { "type": "array", "$ref": "#/$defs/none" } } });
+    // Many arguments beside large definitions that they need not have, or all have.
+    let numbers = |has_references: bool| {
+        let large = json!({ "type": "integer", "description": "x".repeat(700_000) });
+        let number = match has_references {
+            true => json!({ "type": "integer", "$ref": "#/$defs/large" }),
+            false => json!({ "type": "integer" }),
+        };
+        let all: Map<_, _> = (0..1000).map(|i| (format!("a{i}"), number.clone())).collect();
+        let required: Vec<&String> = all.keys().collect();
+        json!({ "required": required, "properties": all, "$defs": { "large": large } })
+    };
+    let coder = "<tool_call> <function= <parameter=";
     for (source, tools, expected) in [
         ("<tool_call>", many(200, &properties(20)), ""),
         ("<tool_call>", many(1, &long), ""),
@@ -225,6 +238,11 @@ fn tools_of_strangers_are_compiled_or_refused() {
         ("<|tool_call>call:", many(1, &recursive), ""),
         ("<|tool_call>call:", many(1, &nested(300)), ""),
         ("<|tool_call_start|>", many(100, &properties(20)), ""),
+        (coder, many(1, &numbers(false)), ""),
+        (coder, many(1, &numbers(true)), "definitions for each argument"),
+        ("<|tool_call_start|>", many(1, &numbers(false)), ""),
+        ("<|tool_call>call:", many(1, &numbers(false)), ""),
+        (coder, many(1, &lost), "nothing that $ref \"#/$defs/none\" names"),
     ] {
         let started = Instant::now();
         let shown = format!("{source} {} {expected}", tools.len());
@@ -234,4 +252,92 @@ fn tools_of_strangers_are_compiled_or_refused() {
         assert!(error.contains(expected) && error.len() < 600, "{shown}: {error}");
         assert!(started.elapsed() < Duration::from_secs(20), "{shown} {:?}", started.elapsed());
     }
+}
+
+/// What these forms cannot keep to is refused, and not left out.
+#[test]
+fn forms_that_write_each_argument_refuse_rules_for_all() {
+    let compiler = compiler(&characters(&MARKERS));
+    let compile = |source: &str, parameters: &Value| {
+        let tool = Tool { name: "f".to_owned(), parameters: parameters.clone() };
+        let found = compiler.compile(&grammar(source, vec![tool], false), None);
+        found.map_or_else(|error| error.to_string(), |_| String::new())
+    };
+    let forms = ["<tool_call> <arg_key>", "<|tool_call_start|>", "<|tool_call>call:"];
+    for (key, value) in [
+        ("additionalProperties", json!({ "type": "integer" })),
+        ("allOf", json!([{ "required": ["a"] }])),
+        ("anyOf", json!([{ "required": ["a"] }])),
+        ("oneOf", json!([{ "required": ["a"] }])),
+        ("minProperties", json!(1)),
+    ] {
+        let mut parameters = properties(2);
+        parameters[key] = value;
+        for source in forms {
+            let error = compile(source, &parameters);
+            assert!(error.contains(&format!("instead of {key}")), "{source} {key}: {error}");
+        }
+        let whole = json!({ "$ref": "#/$defs/all", "$defs": { "all": parameters } });
+        assert!(compile(forms[0], &whole).contains(key), "{key}");
+    }
+    assert_eq!(compile("<tool_call>", &json!({ "type": "object", "minProperties": 1 })), "");
+    // References lead where they lead in the whole, and what is required stays so.
+    let parameters = json!({
+        "$ref": "#/$defs/all",
+        "$defs": { "all": {
+            "properties": {
+                "first": { "enum": [1, 2] },
+                "second": { "type": "integer", "$ref": "#/$defs/all/properties/first" },
+            },
+            "required": ["second", "third"],
+        } },
+    });
+    let tool = Tool { name: "f".to_owned(), parameters };
+    let python = grammar("<|tool_call_start|>", vec![tool], false);
+    for (arguments, is_allowed) in [
+        ("first=1, second=2, third=\"a\"", true),
+        ("second=1, third=[3]", true),
+        ("second=3, third=1", false),
+        ("second=1", false),
+        ("third=1", false),
+    ] {
+        let text = format!("<|tool_call_start|>[f({arguments})]<|tool_call_end|>");
+        let (followed, may_end) = allows(&compiler, &python, &text);
+        assert_eq!(followed == text.len() && may_end, is_allowed, "{text}");
+    }
+}
+
+/// An answer that is no call begins as the model writes it, and its content is JSON.
+#[test]
+fn an_answer_instead_of_a_call_has_its_header() {
+    let otherwise = json!({ "type": "object", "properties": { "a": { "const": 1 } },
+        "required": ["a"], "additionalProperties": false });
+    let mut headers = 0;
+    for markers in [&[][..], &["<|content|>", "<|channel|>", "<|message|>", "<|open|>", "<|sep|>"]]
+    {
+        let compiler = compiler(&characters(markers));
+        for (source, text) in EXAMPLES.iter().filter(|(_, text)| !text.contains('▁')) {
+            let format = format(source);
+            let start = if format.is_open { ">>>" } else { "" };
+            let answer = format!("{}{{\"a\":1}}", format.answer);
+            let constraint = constraint(Grammar::Tools(ToolGrammar {
+                format,
+                tools: tools(),
+                is_parallel: false,
+                otherwise: Some(otherwise.clone()),
+            }));
+            let whole = (answer.len(), true);
+            assert_eq!(allows(&compiler, &constraint, &answer), whole, "{source}");
+            let call = text.strip_prefix(start).unwrap_or(text);
+            let weather = allows(&compiler, &constraint, call);
+            assert!(weather.0 == call.len() || call.contains("time"), "{source}: {weather:?}");
+            let mut parser = ToolParser::new(format, Arc::from(tools()), start);
+            assert_eq!(parser.push(&answer, true).content, "{\"a\":1}", "{source} {text}");
+            if !format.answer.is_empty() {
+                headers += 1;
+                assert_eq!(allows(&compiler, &constraint, "{\"a\":1}").0, 0, "{source}");
+            }
+        }
+    }
+    assert_eq!(headers, 8);
 }
