@@ -46,8 +46,11 @@ impl Tool {
     /// Whether a text can be the name of a tool: in the forms of calls, other characters would
     /// end it.
     pub fn is_name(text: &str) -> bool {
-        let is_part = |c: char| c.is_alphanumeric() || "_-.:/".contains(c);
-        (1..=NAME_BYTES).contains(&text.len()) && text.chars().all(is_part)
+        (1..=NAME_BYTES).contains(&text.len()) && text.chars().all(Tool::is_name_char)
+    }
+
+    fn is_name_char(c: char) -> bool {
+        c.is_alphanumeric() || "_-.:/".contains(c)
     }
 }
 
@@ -61,7 +64,7 @@ impl ToolCall {
 impl ToolFormat {
     /// The form of the calls that a template's `source` writes, if it is a known one.
     pub fn of(source: &str) -> Option<&'static ToolFormat> {
-        FORMATS.iter().find(|format| format.marks.iter().all(|mark| source.contains(mark)))
+        FORMATS.iter().find(|format| format.template_marks.iter().all(|mark| source.contains(mark)))
     }
 
     /// Whether a template shows tools to the model.

@@ -7,8 +7,8 @@ use super::formats::{Arguments, Body, Tags, ToolFormat};
 use super::literals::{self, Style};
 use super::{Tool, ToolCall, objects, values};
 
-/// The most calls of a block.
-const CALLS: usize = 128;
+/// The most calls of an answer: a block with more is content, and so is what comes behind them.
+pub(super) const MAX_CALLS: usize = 1024;
 
 /// What a text is as a block of calls.
 #[derive(Debug, PartialEq)]
@@ -29,7 +29,7 @@ pub(super) fn read(format: &ToolFormat, tools: &[Tool], text: &str, is_last: boo
         Body::Named(arguments) => named_calls(format, arguments, tools, &mut cursor),
     };
     match found {
-        Ok((calls, _)) if calls.is_empty() || calls.len() > CALLS => Outcome::Wrong,
+        Ok((calls, _)) if calls.is_empty() || calls.len() > MAX_CALLS => Outcome::Wrong,
         Ok((calls, is_closed)) if is_closed || is_last => Outcome::Whole(calls, cursor.at),
         Ok(_) => Outcome::Partial,
         Err(Stop::Wrong) => Outcome::Wrong,
@@ -59,16 +59,18 @@ fn named_calls(
         if cursor.rest().is_empty() && !is_first {
             return Ok((calls, false));
         }
+        if !cursor.rest().is_empty() && format.end.starts_with(cursor.rest()) {
+            return Err(Stop::End);
+        }
         if !is_first && format.between_calls.is_none() {
             // What follows is no part of the block.
             cursor.at = at;
             return match format.end.is_empty() {
                 true => Ok((calls, true)),
-                false if format.end.starts_with(cursor.rest().trim_start()) => Err(Stop::End),
                 false => Err(Stop::Wrong),
             };
         }
-        if calls.len() > CALLS {
+        if calls.len() > MAX_CALLS {
             return Err(Stop::Wrong);
         }
         match cursor.expect_written(before) {
@@ -81,6 +83,10 @@ fn named_calls(
         }
         cursor.skip_space();
         let tool = tool_at(tools, cursor)?;
+        // What stands in the place of a placeholder may be anything, but not the rest of a name.
+        if between.starts_with('{') && cursor.rest().starts_with(Tool::is_name_char) {
+            return Err(Stop::Wrong);
+        }
         cursor.expect_written(between)?;
         let arguments = read_arguments(format, arguments, tool, cursor)?;
         match cursor.expect_written(behind) {
@@ -99,15 +105,13 @@ fn tool_at<'a>(tools: &'a [Tool], cursor: &mut Cursor) -> Found<&'a Tool> {
     let rest = cursor.rest();
     let is_next = |tool: &&Tool| rest.starts_with(&tool.name);
     let tool = tools.iter().filter(is_next).max_by_key(|tool| tool.name.len());
-    let may_come = || tools.iter().any(|tool| tool.name.starts_with(rest));
-    match tool {
-        Some(tool) => {
-            cursor.at += tool.name.len();
-            Ok(tool)
-        }
-        None if may_come() => Err(Stop::End),
-        None => Err(Stop::Wrong),
+    let may_come = |tool: &Tool| tool.name.len() > rest.len() && tool.name.starts_with(rest);
+    if tools.iter().any(may_come) {
+        return Err(Stop::End);
     }
+    let tool = tool.ok_or(Stop::Wrong)?;
+    cursor.at += tool.name.len();
+    Ok(tool)
 }
 
 fn read_arguments(
@@ -150,6 +154,9 @@ fn tagged(
         if cursor.rest().starts_with(behind) {
             return Ok(arguments);
         }
+        if behind.starts_with(cursor.rest()) {
+            return Err(Stop::End);
+        }
         cursor.expect(tags.open)?;
         let (first, more) = tags.key_end.split_once('\n').unwrap_or((tags.key_end, ""));
         let end = cursor.rest().find(first).ok_or(Stop::End)?;
@@ -162,6 +169,8 @@ fn tagged(
             cursor.take(string);
         } else if cursor.take(string) {
             is_string = Some(true);
+        } else if string.starts_with(cursor.rest()) {
+            return Err(Stop::End);
         } else {
             is_string = Some(false);
             cursor.expect_written(other)?;

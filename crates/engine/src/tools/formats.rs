@@ -12,7 +12,7 @@ use crate::reasoning::ReasoningMarkers;
 #[derive(Debug, PartialEq)]
 pub struct ToolFormat {
     /// Texts that the sources of such templates have, all of them.
-    pub(crate) marks: &'static [&'static str],
+    pub(crate) template_marks: &'static [&'static str],
     /// The text with which a block begins.
     pub(crate) start: &'static str,
     /// The text with which it ends; empty if nothing but the end of the answer does.
@@ -77,7 +77,7 @@ pub(crate) struct Tags {
 }
 
 const PLAIN: ToolFormat = ToolFormat {
-    marks: &[],
+    template_marks: &[],
     start: "",
     end: "",
     bare: &[],
@@ -115,7 +115,7 @@ const SOLAR_REASONING: ReasoningMarkers =
 pub(crate) static FORMATS: &[ToolFormat] = &[
     // Hunyuan 3.
     ToolFormat {
-        marks: &["<tool_sep", ":opensource"],
+        template_marks: &["<tool_sep", ":opensource"],
         start: "<tool_calls:opensource>",
         end: "</tool_calls:opensource>",
         block: ["<tool_calls:opensource>\n", "\n</tool_calls:opensource>"],
@@ -131,7 +131,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // GLM 4.5 and later, and models with its form.
     ToolFormat {
-        marks: &["<arg_key>", "<tool_call>"],
+        template_marks: &["<arg_key>", "<tool_call>"],
         start: "<tool_call>",
         end: "</tool_call>",
         block: ["<tool_call>", "</tool_call>"],
@@ -142,7 +142,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // ByteDance's Seed.
     ToolFormat {
-        marks: &["<seed:tool_call>", "<function="],
+        template_marks: &["<seed:tool_call>", "<function="],
         start: "<seed:tool_call>",
         end: "</seed:tool_call>",
         block: ["<seed:tool_call>\n", "</seed:tool_call>"],
@@ -153,7 +153,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Qwen3-Coder, Qwen3.5, Nemotron 3, Step 3.5.
     ToolFormat {
-        marks: &["<function=", "<parameter=", "<tool_call>"],
+        template_marks: &["<function=", "<parameter=", "<tool_call>"],
         start: "<tool_call>",
         end: "</tool_call>",
         bare: &["<function="],
@@ -165,7 +165,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Functionary 3.1.
     ToolFormat {
-        marks: &["<function=", "</function>"],
+        template_marks: &["<function=", "</function>"],
         start: "<function=",
         end: "</function>",
         block: ["<function=", "</function>"],
@@ -176,7 +176,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Functionary 3.2.
     ToolFormat {
-        marks: &[">>>${recipient}", "'>>>all\\n'"],
+        template_marks: &[">>>${recipient}", "'>>>all\\n'"],
         start: ">>>",
         is_open: true,
         block: [">>>", ""],
@@ -189,7 +189,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // MiniCPM 5.
     ToolFormat {
-        marks: &["<function name=", "<param name="],
+        template_marks: &["<function name=", "<param name="],
         start: "<function name=\"",
         end: "</function>",
         block: ["<function name=\"", "</function>"],
@@ -200,7 +200,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // MiniMax M3, whose tags have the names of arguments.
     ToolFormat {
-        marks: &["]<]minimax[>[", "<invoke name="],
+        template_marks: &["]<]minimax[>[", "<invoke name="],
         start: "]<]minimax[>[<tool_call>",
         end: "]<]minimax[>[</tool_call>",
         block: ["]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"],
@@ -211,7 +211,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // MiniMax M2.
     ToolFormat {
-        marks: &["<minimax:tool_call>", "<invoke name="],
+        template_marks: &["<minimax:tool_call>", "<invoke name="],
         start: "<minimax:tool_call>",
         end: "</minimax:tool_call>",
         block: ["<minimax:tool_call>\n", "</minimax:tool_call>"],
@@ -222,17 +222,17 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // DeepSeek V3.2.
     ToolFormat {
-        marks: &["｜DSML｜", "function_calls>"],
+        template_marks: &["｜DSML｜", "function_calls>"],
         start: "<｜DSML｜function_calls>",
         end: "</｜DSML｜function_calls>",
         block: ["<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"],
         ..DSML
     },
     // DeepSeek V4.
-    ToolFormat { marks: &["｜DSML｜", "tool_calls>"], ..DSML },
+    ToolFormat { template_marks: &["｜DSML｜", "tool_calls>"], ..DSML },
     // Glimmer.
     ToolFormat {
-        marks: &["<atem:function_calls>"],
+        template_marks: &["<atem:function_calls>"],
         start: "<atem:function_calls>",
         end: "</atem:function_calls>",
         block: ["<atem:function_calls>\n", "</atem:function_calls>"],
@@ -243,7 +243,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // DeepSeek R1 and V3.
     ToolFormat {
-        marks: &["<｜tool▁sep｜>", "```json"],
+        template_marks: &["<｜tool▁sep｜>", "```json"],
         call: [
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
             "\n```json\n",
@@ -253,10 +253,10 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         ..DEEPSEEK
     },
     // DeepSeek V3.1.
-    ToolFormat { marks: &["<｜tool▁sep｜>"], ..DEEPSEEK },
+    ToolFormat { template_marks: &["<｜tool▁sep｜>"], ..DEEPSEEK },
     // Kimi K2.
     ToolFormat {
-        marks: &["<|tool_calls_section_begin|>"],
+        template_marks: &["<|tool_calls_section_begin|>"],
         start: "<|tool_calls_section_begin|>",
         end: "<|tool_calls_section_end|>",
         block: ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"],
@@ -270,10 +270,10 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         ..PLAIN
     },
     // GPT-OSS. The recipient stands in the channel or before it.
-    ToolFormat { marks: &["<|channel|>commentary", "functions."], ..HARMONY },
+    ToolFormat { template_marks: &["<|channel|>commentary", "functions."], ..HARMONY },
     // Solar Open.
     ToolFormat {
-        marks: &["<|tool_call:begin|>"],
+        template_marks: &["<|tool_call:begin|>"],
         start: "<|tool_calls|>",
         block: ["<|tool_calls|>", ""],
         call: [
@@ -290,7 +290,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Kimi K3.
     ToolFormat {
-        marks: &["<|open|>", "<|sep|>", "'call'"],
+        template_marks: &["<|open|>", "<|sep|>", "'call'"],
         start: "<|open|>tools<|sep|>",
         end: "<|close|>tools<|sep|>",
         block: ["<|open|>tools<|sep|>", "<|close|>tools<|sep|>"],
@@ -308,7 +308,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Gemma 4.
     ToolFormat {
-        marks: &["<|tool_call>call:"],
+        template_marks: &["<|tool_call>call:"],
         start: "<|tool_call>call:",
         end: "<tool_call|>",
         block: ["<|tool_call>call:", "<tool_call|>"],
@@ -319,14 +319,14 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Mistral, Devstral and Magistral: the newer form, with ids and without.
     ToolFormat {
-        marks: &["[TOOL_CALLS]", "[CALL_ID]"],
+        template_marks: &["[TOOL_CALLS]", "[CALL_ID]"],
         call: ["", "{call_id}[ARGS]", ""],
         ..MISTRAL
     },
-    ToolFormat { marks: &["[TOOL_CALLS]", "[ARGS]"], ..MISTRAL },
+    ToolFormat { template_marks: &["[TOOL_CALLS]", "[ARGS]"], ..MISTRAL },
     // Mistral's older form.
     ToolFormat {
-        marks: &["[TOOL_CALLS]"],
+        template_marks: &["[TOOL_CALLS]"],
         start: "[TOOL_CALLS]",
         block: ["[TOOL_CALLS][", "]"],
         call: ["{\"name\": \"", "\", \"arguments\": ", ", \"id\": \"{id}\"}"],
@@ -335,7 +335,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Command R7B and Command A.
     ToolFormat {
-        marks: &["<|START_ACTION|>"],
+        template_marks: &["<|START_ACTION|>"],
         start: "<|START_ACTION|>",
         end: "<|END_ACTION|>",
         block: ["<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>"],
@@ -345,7 +345,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Command R and R+.
     ToolFormat {
-        marks: &["Action:\\n```json", "\"tool_name\""],
+        template_marks: &["Action:\\n```json", "\"tool_name\""],
         start: "Action:\n```json",
         end: "```",
         block: ["Action:\n```json\n[\n", "\n]```"],
@@ -355,7 +355,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Apertus.
     ToolFormat {
-        marks: &["<|tools_prefix|>"],
+        template_marks: &["<|tools_prefix|>"],
         start: "<|tools_prefix|>",
         end: "<|tools_suffix|>",
         block: ["<|tools_prefix|>[", "]<|tools_suffix|>"],
@@ -365,7 +365,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Nemotron Nano 2.
     ToolFormat {
-        marks: &["<TOOLCALL>"],
+        template_marks: &["<TOOLCALL>"],
         start: "<TOOLCALL>",
         end: "</TOOLCALL>",
         block: ["<TOOLCALL>[", "]</TOOLCALL>"],
@@ -373,24 +373,24 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         ..PLAIN
     },
     // LFM 2.
-    ToolFormat { marks: &["<|tool_call_start|>"], ..PYTHONIC },
-    ToolFormat { marks: &["List of tools: "], ..PYTHONIC },
+    ToolFormat { template_marks: &["<|tool_call_start|>"], ..PYTHONIC },
+    ToolFormat { template_marks: &["List of tools: "], ..PYTHONIC },
     // GigaChat.
     ToolFormat {
-        marks: &["<|function_call|>"],
+        template_marks: &["<|function_call|>"],
         start: "<|function_call|>",
         block: ["<|function_call|>", ""],
         ..PLAIN
     },
     ToolFormat {
-        marks: &["function call", "role_sep"],
+        template_marks: &["function call", "role_sep"],
         start: "function call<|role_sep|>",
         block: ["function call<|role_sep|>\n", ""],
         ..PLAIN
     },
     // FireFunction.
     ToolFormat {
-        marks: &["functools["],
+        template_marks: &["functools["],
         start: "functools",
         block: ["functools[", "]"],
         between_calls: Some(", "),
@@ -398,7 +398,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // MiniMax M1: an object on each line.
     ToolFormat {
-        marks: &["<tool_calls>\\n{", "</tool_calls>"],
+        template_marks: &["<tool_calls>\\n{", "</tool_calls>"],
         start: "<tool_calls>",
         end: "</tool_calls>",
         block: ["<tool_calls>\n", "\n</tool_calls>"],
@@ -407,7 +407,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Apriel.
     ToolFormat {
-        marks: &["<tool_calls>[", "</tool_calls>"],
+        template_marks: &["<tool_calls>[", "</tool_calls>"],
         start: "<tool_calls>",
         end: "</tool_calls>",
         block: ["<tool_calls>[", "]</tool_calls>"],
@@ -416,7 +416,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Granite 3, and Phi-4-mini, which may write an end.
     ToolFormat {
-        marks: &["<|tool_call|>"],
+        template_marks: &["<|tool_call|>"],
         start: "<|tool_call|>",
         block: ["<|tool_call|>[", "]"],
         between_calls: Some(", "),
@@ -425,7 +425,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Hermes, and all who took its form: Qwen 2.5 and 3, EXAONE, ERNIE, Granite 4.
     ToolFormat {
-        marks: &["<tool_call>"],
+        template_marks: &["<tool_call>"],
         start: "<tool_call>",
         end: "</tool_call>",
         block: ["<tool_call>\n", "\n</tool_call>"],
@@ -434,7 +434,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
     },
     // Llama 3.1 to 4, which may write an object without any marker.
     ToolFormat {
-        marks: &["header", "\"parameters\": "],
+        template_marks: &["header", "\"parameters\": "],
         start: "<|python_tag|>",
         bare: &["{\"name\"", "{\"type\"", "{\"function\"", "{ \"name\"", "{\n"],
         call: ["{\"name\": \"", "\", \"parameters\": ", "}"],

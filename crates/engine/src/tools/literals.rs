@@ -1,5 +1,7 @@
 //! Values that are almost JSON: those of Gemma 4 and of Python.
 
+use std::str::Chars;
+
 use serde_json::{Map, Number, Value};
 
 use super::cursor::{Cursor, Found, Stop};
@@ -104,32 +106,59 @@ fn until<'a>(cursor: &mut Cursor<'a>, ends: &[char]) -> Found<&'a str> {
 fn string(cursor: &mut Cursor, quote: char) -> Found<Value> {
     let mut text = String::new();
     let rest = cursor.rest();
-    let mut chars = rest.char_indices().skip(1);
-    while let Some((at, c)) = chars.next() {
+    let mut chars = rest.chars();
+    chars.next();
+    while let Some(c) = chars.next() {
         match c {
             c if c == quote => {
-                cursor.at += at + 1;
+                cursor.at = cursor.text.len() - chars.as_str().len();
                 return Ok(Value::String(text));
             }
             '\\' => {
-                let (_, escape) = chars.next().ok_or(Stop::End)?;
+                let escape = chars.next().ok_or(Stop::End)?;
                 let digits = match escape {
                     'x' => 2,
                     'u' => 4,
+                    'U' => 8,
                     _ => 0,
                 };
                 if digits == 0 {
                     text.push(unescaped(escape));
                     continue;
                 }
-                let code: String = chars.by_ref().take(digits).map(|(_, c)| c).collect();
-                let code = u32::from_str_radix(&code, 16).map_err(|_| Stop::Wrong)?;
-                text.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
+                let code = code(&mut chars, digits)?;
+                text.push(match code {
+                    0xd800..=0xdbff => paired(code, &mut chars)?,
+                    code => char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER),
+                });
             }
             c => text.push(c),
         }
     }
     Err(Stop::End)
+}
+
+/// The number that comes next, of hexadecimal digits.
+fn code(chars: &mut Chars, digits: usize) -> Found<u32> {
+    let text = chars.as_str();
+    let code = text.get(..digits).ok_or(Stop::End)?;
+    *chars = text[digits..].chars();
+    u32::from_str_radix(code, 16).map_err(|_| Stop::Wrong)
+}
+
+/// The character of a first surrogate and the second one that comes next, as in JSON.
+fn paired(first: u32, chars: &mut Chars) -> Found<char> {
+    let mut behind = chars.clone();
+    if behind.next() != Some('\\') || behind.next() != Some('u') {
+        return Ok(char::REPLACEMENT_CHARACTER);
+    }
+    let second = code(&mut behind, 4)?;
+    if !(0xdc00..=0xdfff).contains(&second) {
+        return Ok(char::REPLACEMENT_CHARACTER);
+    }
+    *chars = behind;
+    let code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
+    Ok(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER))
 }
 
 fn unescaped(escape: char) -> char {

@@ -11,6 +11,9 @@ use super::{Tool, ToolCall};
 const NAMES: [&str; 3] = ["name", "tool_name", "function"];
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 
+/// Further keys of a call.
+const OTHERS: [&str; 3] = ["type", "id", "tool_call_id"];
+
 /// The calls of a block, and whether its end follows.
 pub(super) fn calls(
     format: &ToolFormat,
@@ -36,13 +39,59 @@ pub(super) fn calls(
                 _ => Err(Stop::Wrong),
             };
         }
-        match cursor.json()? {
-            Value::Array(values) => {
-                for value in values {
-                    calls.push(call(value, tools).ok_or(Stop::Wrong)?);
+        let rest = cursor.rest();
+        match cursor.json() {
+            Err(Stop::End) if !may_be_call(rest, format, tools) => return Err(Stop::Wrong),
+            result => match result? {
+                Value::Array(values) => {
+                    for value in values {
+                        calls.push(call(value, tools).ok_or(Stop::Wrong)?);
+                    }
                 }
-            }
-            value => calls.push(call(value, tools).ok_or(Stop::Wrong)?),
+                value => calls.push(call(value, tools).ok_or(Stop::Wrong)?),
+            },
+        }
+    }
+}
+
+/// Whether the start of an object, or of an array of objects, may become a call, by the keys and
+/// the name that the first object has.
+fn may_be_call(text: &str, format: &ToolFormat, tools: &[Tool]) -> bool {
+    let is_tool = |name: &str| tools.iter().any(|tool| tool.name == name);
+    let mut cursor = Cursor { text, at: 0 };
+    cursor.skip(|c| c.is_whitespace() || c == '[');
+    if !cursor.take("{") {
+        return cursor.rest().is_empty();
+    }
+    let mut is_first = true;
+    loop {
+        cursor.skip(|c| c.is_whitespace() || c == ',');
+        if cursor.rest().starts_with('}') {
+            return true;
+        }
+        let key = match cursor.json() {
+            Ok(Value::String(key)) => key,
+            result => return result == Err(Stop::End),
+        };
+        cursor.skip_space();
+        if !cursor.take(":") {
+            return cursor.rest().is_empty();
+        }
+        // Behind a marker, models may begin with keys of their own. An answer without one may be
+        // an object that is no call.
+        let is_bare = is_first && !format.bare.is_empty();
+        let keys = [&NAMES[..], &ARGUMENTS, &OTHERS].concat();
+        if is_bare && !keys.contains(&key.as_str()) && !is_tool(&key) {
+            return false;
+        }
+        is_first = false;
+        let is_name = NAMES.contains(&key.as_str()) && !is_tool(&key);
+        match cursor.json() {
+            Ok(Value::String(name)) if is_name && !is_tool(&name) => return false,
+            Ok(Value::String(_) | Value::Object(_)) => {}
+            Ok(_) if is_name => return false,
+            Ok(_) => {}
+            Err(stop) => return stop == Stop::End,
         }
     }
 }
@@ -58,6 +107,11 @@ fn call(value: Value, tools: &[Tool]) -> Option<ToolCall> {
     let name = NAMES.iter().find_map(|key| fields.get(*key)?.as_str().map(str::to_owned));
     if let Some(name) = name.filter(|name| is_known(name)) {
         let arguments = ARGUMENTS.iter().find_map(|key| fields.remove(*key));
+        // Arguments under another key, or beside the name, would be lost.
+        let is_usual = |key: &str| NAMES.contains(&key) || OTHERS.contains(&key);
+        if arguments.is_none() && !fields.keys().all(|key| is_usual(key)) {
+            return None;
+        }
         return Some(ToolCall { name, arguments: arguments_of(arguments)? });
     }
     // As Apertus writes it: {"name": {…}}.

@@ -3,22 +3,26 @@
 
 use std::sync::Arc;
 
-use super::block::{self, Outcome};
+use super::block::{self, MAX_CALLS, Outcome};
 use super::formats::ToolFormat;
 use super::{Tool, ToolCall};
 
 /// The most bytes of a block.
-const BLOCK_BYTES: usize = 1 << 20;
-
-/// The most calls of an answer; what comes behind them is content.
-const CALLS: usize = 1024;
+const MAX_BLOCK_BYTES: usize = 1 << 20;
 
 /// How often a block is read before the end of the answer: its end may stand in a string.
-const READS: usize = 16;
+const MAX_READS: usize = 16;
 
 /// The most texts of an answer that begin as blocks do and are none. Each costs a look at all that
 /// has come.
-const FAILURES: usize = 64;
+const MAX_FAILURES: usize = 64;
+
+/// Up to this length, in bytes, a block is read whenever text comes, to see whether it is one; and
+/// from there on, whenever its length has doubled.
+const LOOK_BYTES: usize = 64;
+
+/// The most white space that is held back because a block may follow it, in bytes.
+const MAX_SPACE_BYTES: usize = 4096;
 
 /// What has become clear of an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -50,18 +54,25 @@ pub struct ToolParser {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Content,
-    /// Within a block whose start, with the white space before it, has this length; how far its
-    /// end was looked for, and how often it was read.
-    Block {
-        start: usize,
-        searched: usize,
-        reads: usize,
-    },
+    Block(Block),
+}
+
+/// A block that is not whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Block {
+    /// The length of its start, with the white space before it.
+    start: usize,
+    /// How far its end was looked for.
+    searched: usize,
+    /// How often an end was found and it was read.
+    reads: usize,
+    /// The length of the text behind the start at which it is read in any case.
+    next_look: usize,
 }
 
 /// What comes first in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mark {
+enum Boundary {
     /// The start of a block, of this length.
     Start(usize),
     /// A text that is not shown, of this length.
@@ -105,9 +116,7 @@ impl ToolParser {
             }
             let goes_on = match self.state {
                 State::Content => self.content(is_last, &mut delta),
-                State::Block { start, searched, reads } => {
-                    self.block((start, searched, reads), is_last, &mut delta)
-                }
+                State::Block(block) => self.block(block, is_last, &mut delta),
             };
             if !goes_on {
                 return delta;
@@ -127,49 +136,46 @@ impl ToolParser {
 
     /// Looks for the next mark. Returns whether there is more to do.
     fn content(&mut self, is_last: bool, delta: &mut ToolDelta) -> bool {
-        let is_done = self.calls >= CALLS || self.failures >= FAILURES;
-        let found = if is_done { None } else { self.next_mark(is_last) };
+        let is_done = self.calls >= MAX_CALLS || self.failures >= MAX_FAILURES;
+        let found = if is_done { None } else { self.next_boundary(is_last) };
         match found {
-            Some((at, Mark::Hidden(length))) => {
+            Some((at, Boundary::Hidden(length))) => {
                 let space = at - self.held[..at].trim_end().len();
                 self.show(at - space, delta);
                 self.held.drain(space..space + length);
                 true
             }
-            Some((at, Mark::Start(length))) => {
+            Some((at, Boundary::Start(length))) => {
                 // White space before a block is no content.
                 let space = at - self.held[..at].trim_end().len();
                 self.show(at - space, delta);
-                self.state = State::Block { start: space + length, searched: 0, reads: 0 };
+                let start = space + length;
+                let block = Block { start, searched: 0, reads: 0, next_look: LOOK_BYTES };
+                self.state = State::Block(block);
                 true
             }
-            Some((at, Mark::Undecided)) => {
-                self.show(self.held[..at].trim_end().len(), delta);
+            Some((at, Boundary::Undecided)) => {
+                self.show(settled(&self.held[..at]), delta);
                 false
             }
             None => {
-                let shown = self.held.trim_end();
-                let is_space = is_last && self.is_behind_call && shown.is_empty();
-                let bytes = if is_last || is_done { self.held.len() } else { shown.len() };
-                if is_space {
-                    self.held.clear()
-                } else {
-                    self.show(bytes, delta)
-                }
+                let is_all = is_last || is_done;
+                let bytes = if is_all { self.held.len() } else { settled(&self.held) };
+                self.show(bytes, delta);
                 false
             }
         }
     }
 
     /// The first mark in what is held.
-    fn next_mark(&self, is_last: bool) -> Option<(usize, Mark)> {
+    fn next_boundary(&self, is_last: bool) -> Option<(usize, Boundary)> {
         let ToolFormat { start, hidden, bare, .. } = *self.format;
-        let mut found: Option<(usize, Mark)> = None;
-        let mut add = |at: usize, mark: Mark| {
+        let mut found: Option<(usize, Boundary)> = None;
+        let mut add = |at: usize, mark: Boundary| {
             // Of two in one place, the longer one counts, and one that is not decided before all.
             let length = |mark| match mark {
-                Mark::Start(length) | Mark::Hidden(length) => length,
-                Mark::Undecided => usize::MAX,
+                Boundary::Start(length) | Boundary::Hidden(length) => length,
+                Boundary::Undecided => usize::MAX,
             };
             let is_first = found.is_none_or(|(first, other)| {
                 at < first || at == first && length(mark) > length(other)
@@ -178,8 +184,8 @@ impl ToolParser {
                 found = Some((at, mark));
             }
         };
-        let marks = hidden.iter().map(|text| (*text, Mark::Hidden(text.len())));
-        for (text, mark) in marks.chain([(start, Mark::Start(start.len()))]) {
+        let marks = hidden.iter().map(|text| (*text, Boundary::Hidden(text.len())));
+        for (text, mark) in marks.chain([(start, Boundary::Start(start.len()))]) {
             if let Some(at) = self.held.find(text) {
                 add(at, mark);
             }
@@ -187,61 +193,70 @@ impl ToolParser {
                 .rev()
                 .find(|&n| text.is_char_boundary(n) && self.held.ends_with(&text[..n]));
             if let Some(n) = partial.filter(|_| !is_last) {
-                add(self.held.len() - n, Mark::Undecided);
+                add(self.held.len() - n, Boundary::Undecided);
             }
         }
         if !self.has_content && self.failures == 0 && self.calls == 0 {
             let text = self.held.trim_start();
             let at = self.held.len() - text.len();
             if bare.iter().any(|bare| text.starts_with(bare)) {
-                add(at, Mark::Start(0));
+                add(at, Boundary::Start(0));
             } else if !is_last && bare.iter().any(|bare| bare.starts_with(text)) {
-                add(at, Mark::Undecided);
+                add(at, Boundary::Undecided);
             }
         }
         found
     }
 
-    /// Reads a block if it may be whole. Returns whether there is more to do.
-    fn block(
-        &mut self,
-        (start, searched, reads): (usize, usize, usize),
-        is_last: bool,
-        delta: &mut ToolDelta,
-    ) -> bool {
+    /// Reads a block if it may be whole, or to see whether it is one. Returns whether there is more
+    /// to do.
+    fn block(&mut self, mut block: Block, is_last: bool, delta: &mut ToolDelta) -> bool {
         let end = self.format.end;
-        let may_be_whole = !end.is_empty() && reads < READS && {
-            let from = self.held.floor_char_boundary(searched.max(start));
+        let has_end = !end.is_empty() && block.reads < MAX_READS && {
+            let from = self.held.floor_char_boundary(block.searched.max(block.start));
             self.held[from..].contains(end)
         };
-        let is_too_long = self.held.len() > BLOCK_BYTES;
-        if !may_be_whole && !is_last && !is_too_long {
-            let searched = self.held.len().saturating_sub(end.len());
-            self.state = State::Block { start, searched, reads };
+        let length = self.held.len() - block.start;
+        let is_look = length < LOOK_BYTES || length >= block.next_look;
+        let is_too_long = self.held.len() > MAX_BLOCK_BYTES;
+        block.searched = self.held.len().saturating_sub(end.len());
+        if !has_end && !is_look && !is_last && !is_too_long {
+            self.state = State::Block(block);
             return false;
         }
-        match block::read(self.format, &self.tools, &self.held[start..], is_last) {
+        match block::read(self.format, &self.tools, &self.held[block.start..], is_last) {
             Outcome::Whole(mut calls, bytes) => {
                 calls.truncate(if self.is_single { 1 } else { calls.len() });
                 self.calls += calls.len();
                 delta.calls.extend(calls);
-                self.held.drain(..start + bytes);
+                self.held.drain(..block.start + bytes);
                 self.state = State::Content;
                 self.is_behind_call = true;
                 true
             }
             Outcome::Partial if !is_too_long => {
-                let searched = self.held.len();
-                self.state = State::Block { start, searched, reads: reads + 1 };
+                if has_end {
+                    block.searched = self.held.len();
+                    block.reads += 1;
+                }
+                block.next_look = LOOK_BYTES.max(2 * length);
+                self.state = State::Block(block);
                 false
             }
             Outcome::Partial | Outcome::Wrong => {
                 self.failures += 1;
                 self.state = State::Content;
                 // Another block may begin behind the start of this one.
-                self.show(start, delta);
+                self.show(block.start, delta);
                 true
             }
         }
     }
+}
+
+/// How much of a text is shown: not the white space at its end, as a block may follow, unless there
+/// is much of it, which would be searched whenever text comes.
+fn settled(text: &str) -> usize {
+    let shown = text.trim_end().len();
+    if text.len() - shown > MAX_SPACE_BYTES { text.len() } else { shown }
 }

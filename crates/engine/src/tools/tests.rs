@@ -1,5 +1,7 @@
 //! Calls of each family, whole and in pieces, and answers that only look like calls.
 
+mod streams;
+
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
