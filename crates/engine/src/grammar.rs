@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 
 use self::errors::message;
 pub(crate) use self::matcher::Matcher;
-use self::tools::Marker;
+use self::tools::ControlToken;
 pub use self::tools::ToolGrammar;
 use crate::error::{Error, Result};
 use crate::reasoning::Reasoning;
@@ -174,12 +174,12 @@ impl Compiler {
         reasoning: Option<Reasoning>,
     ) -> Result<Matcher> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let markers = match constraint.grammar {
-            Grammar::Tools(_) => markers(&self.tokenizer),
+        let controls = match constraint.grammar {
+            Grammar::Tools(_) => control_tokens(&self.tokenizer),
             _ => Vec::new(),
         };
         let matcher = constraint.on_large_stack(|grammar| {
-            let parser = self.factory.create_parser(top_level(grammar, &markers)?);
+            let parser = self.factory.create_parser(top_level(grammar, &controls)?);
             let mut matcher = llguidance::Matcher::new(parser);
             // One whose first token exceeds a limit is refused here, not in the middle of a step.
             matcher.compute_mask().map_err(|error| explain(grammar, &error.to_string()))?;
@@ -193,7 +193,7 @@ impl Compiler {
 /// A grammar as llguidance takes it.
 fn top_level(
     grammar: &Grammar,
-    markers: &[Marker],
+    controls: &[ControlToken],
 ) -> std::result::Result<TopLevelGrammar, String> {
     let grammar = match grammar {
         Grammar::JsonSchema(schema) => {
@@ -210,7 +210,7 @@ fn top_level(
             return Err("the regular expression ends within an escape".to_owned());
         }
         Grammar::Regex(regex) => GrammarWithLexer::from_regex(regex),
-        Grammar::Tools(tools) => GrammarWithLexer::from_lark(tools.lark(markers)?),
+        Grammar::Tools(tools) => GrammarWithLexer::from_lark(tools.lark(controls)?),
     };
     Ok(TopLevelGrammar::from_grammar(grammar))
 }
@@ -246,7 +246,7 @@ fn explain(grammar: &Grammar, error: &str) -> String {
 }
 
 /// The control tokens that stand in an answer's text, and their texts.
-fn markers(tokenizer: &Tokenizer) -> Vec<Marker> {
+fn control_tokens(tokenizer: &Tokenizer) -> Vec<ControlToken> {
     let ids = 0..tokenizer.vocab_size() as u32;
     let text = |id| String::from_utf8_lossy(&tokenizer.piece(id, true)).into_owned();
     ids.filter(|&id| tokenizer.is_marker(id)).map(|id| (text(id), id)).collect()

@@ -29,7 +29,7 @@ use self::calls::CallStyle;
 use self::errors::{error, template};
 use self::renderer::Renderers;
 pub use self::renderer::TEMPLATE_THREAD;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
 use crate::tools::ToolFormat;
 
@@ -98,18 +98,33 @@ impl Template {
         if !messages.iter().any(has_calls) {
             return messages;
         }
-        let style = *self.calls.get_or_init(|| {
-            let tools = CallStyle::trial_tools();
-            let render = |style: &CallStyle| {
-                self.render(&style.trial(), Some(&tools), false, &Map::new()).ok()
-            };
-            let is_written =
-                |style: &CallStyle| render(style).is_some_and(|text| CallStyle::is_written(&text));
-            CallStyle::candidates(self.source()).find(is_written)
-        });
+        let tools = CallStyle::trial_tools();
+        let style =
+            self.call_style(|style| self.render(&style.trial(), Some(&tools), false, &Map::new()));
         match style {
             Some(style) => style.rewrite(messages),
             None => calls::as_content(messages, ToolFormat::of(self.source())),
+        }
+    }
+
+    /// The form of calls, by a trial of `render` if there was none.
+    fn call_style(&self, render: impl Fn(&CallStyle) -> Result<String>) -> Option<CallStyle> {
+        if let Some(style) = self.calls.get() {
+            return *style;
+        }
+        let mut has_failed = false;
+        let style = CallStyle::candidates(self.source()).find(|style| match render(style) {
+            Ok(text) => CallStyle::is_written(&text),
+            // For want of memory, say: what the template does with the style is not known.
+            Err(Error::Thread(_)) => {
+                has_failed = true;
+                false
+            }
+            Err(_) => false,
+        });
+        match has_failed {
+            true => style,
+            false => *self.calls.get_or_init(|| style),
         }
     }
 
@@ -313,6 +328,24 @@ mod tests {
         assert_eq!(rendered(source), expected);
         assert!(render("{{ 'abc'[::0] }}").is_err());
         assert!(render("{{ {}[1:] }}").is_err());
+    }
+
+    #[test]
+    fn a_trial_that_did_not_run_is_repeated() {
+        let template = Template::new("", "", "").unwrap();
+        let no_thread = || Err(Error::Thread(std::io::ErrorKind::OutOfMemory.into()));
+        let written = || Ok("trial_call trial_value".to_owned());
+        assert_eq!(template.call_style(|_| no_thread()), None);
+        // The second one is found, but the first may be the right one.
+        let second = CallStyle::candidates("").nth(1);
+        let found = template.call_style(|style| match Some(*style) == second {
+            true => written(),
+            false => no_thread(),
+        });
+        assert_eq!(found, second);
+        let first = CallStyle::candidates("").next();
+        assert_eq!(template.call_style(|_| written()), first);
+        assert_eq!(template.call_style(|_| no_thread()), first);
     }
 
     #[test]

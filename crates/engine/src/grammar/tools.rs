@@ -55,15 +55,15 @@ pub struct ToolGrammar {
     pub otherwise: Option<Value>,
 }
 
-/// A token that is the whole of a marker, and no text.
-pub(super) type Marker = (String, u32);
+/// The text of a control token that stands in calls, and its id.
+pub(super) type ControlToken = (String, u32);
 
 type Written<T> = Result<T, String>;
 
 impl ToolGrammar {
-    /// The grammar in llguidance's notation. `markers` are the control tokens of the vocabulary
-    /// that stand in calls.
-    pub(super) fn lark(&self, markers: &[Marker]) -> Written<String> {
+    /// The grammar in llguidance's notation. `controls` are the control tokens of the vocabulary
+    /// that may stand in calls.
+    pub(super) fn lark(&self, controls: &[ControlToken]) -> Written<String> {
         if self.tools.is_empty() || self.tools.len() > TOOLS {
             let found = self.tools.len();
             return Err(format!("expected 1 to {TOOLS} tools to choose from, found {found}"));
@@ -79,14 +79,14 @@ impl ToolGrammar {
                 schema::MAX_SIZE
             ));
         }
-        Lark { format: self.format, markers, rules: String::new(), count: 0 }.answer(self)
+        Lark { format: self.format, controls, rules: String::new(), count: 0 }.answer(self)
     }
 }
 
 /// Writes rules.
 struct Lark<'a> {
     format: &'a ToolFormat,
-    markers: &'a [Marker],
+    controls: &'a [ControlToken],
     rules: String,
     /// Rules so far, which their names have.
     count: usize,
@@ -320,8 +320,8 @@ impl Lark<'_> {
         name
     }
 
-    /// A text of the form: markers are tokens, placeholders are filled, and line breaks at its ends
-    /// may be left out.
+    /// A text of the form: control tokens are tokens, placeholders are filled, and line breaks at
+    /// its ends may be left out.
     fn text(&self, text: &str) -> String {
         let mut out = String::new();
         for (i, piece) in pieces(text).enumerate() {
@@ -363,7 +363,7 @@ impl Lark<'_> {
         let mut parts = Vec::new();
         let (mut rest, mut before) = (text, None);
         loop {
-            let found = self.markers.iter().filter_map(|(marker, id)| {
+            let found = self.controls.iter().filter_map(|(marker, id)| {
                 let at = rest.find(marker.as_str())?;
                 Some((at, std::cmp::Reverse(marker.len()), *id))
             });
