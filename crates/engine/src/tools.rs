@@ -2,6 +2,7 @@
 //! the text of an answer. It must not know HTTP, tokens or sampling.
 
 mod block;
+mod bodies;
 mod cursor;
 mod formats;
 mod literals;
@@ -14,10 +15,10 @@ mod written;
 
 use serde_json::{Map, Value};
 
+pub(crate) use self::bodies::{Arguments, Body, Tags};
 pub(crate) use self::cursor::pieces;
 use self::formats::FORMATS;
 pub use self::formats::ToolFormat;
-pub(crate) use self::formats::{Arguments, Body, Tags};
 pub use self::parser::{ToolDelta, ToolParser};
 pub(crate) use self::values::{ValueKind, properties, resolve, value_kind};
 

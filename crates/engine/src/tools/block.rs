@@ -2,8 +2,9 @@
 
 use serde_json::{Map, Value};
 
+use super::bodies::{Arguments, Body, Tags};
 use super::cursor::{Cursor, Found, Stop};
-use super::formats::{Arguments, Body, Tags, ToolFormat};
+use super::formats::ToolFormat;
 use super::literals::{self, Style};
 use super::{Tool, ToolCall, objects, values};
 

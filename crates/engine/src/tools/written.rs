@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 use super::ToolCall;
+use super::bodies::{Arguments, Body};
 use super::cursor::pieces;
-use super::formats::{Arguments, Body, ToolFormat};
+use super::formats::ToolFormat;
 
 impl ToolFormat {
     /// The text of calls; none for the forms with tags, whose templates write the calls.

@@ -130,6 +130,29 @@ fn each_family_s_calls_are_allowed_and_nothing_else() {
     }
 }
 
+/// Tokens at random that are allowed, until the answer may end or is long.
+fn sampled(mut matcher: Matcher, tokenizer: &Tokenizer, seed: u64) -> String {
+    let (mut text, mut state) = (Vec::new(), seed + 1);
+    while !matcher.is_complete() && text.len() < 4000 {
+        let next = allowed(&mut matcher, tokenizer);
+        if next.contains(&0) {
+            break;
+        }
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        // Closing characters end strings soon.
+        let closing = |id: &&u32| b"\"<}]|)'".contains(&tokenizer.piece(**id, true)[0]);
+        let closers: Vec<&u32> = next.iter().filter(closing).collect();
+        let at = (state >> 33) as usize;
+        let id = match closers.is_empty() || at.is_multiple_of(4) {
+            true => next[at % next.len()],
+            false => *closers[at % closers.len()],
+        };
+        text.extend(tokenizer.piece(id, true));
+        matcher.accept(id).unwrap();
+    }
+    String::from_utf8(text).unwrap()
+}
+
 /// Whatever is sampled is read as a call: here tokens at random, more of them those that close
 /// something.
 #[test]
@@ -172,26 +195,7 @@ fn whatever_a_grammar_allows_is_a_call() {
             let mut whole = 0;
             for seed in 0..6u64 {
                 let constraint = grammar(source, all.clone(), seed.is_multiple_of(2));
-                let mut matcher = compiler.compile(&constraint, None).unwrap();
-                let (mut text, mut state) = (Vec::new(), seed + 1);
-                while !matcher.is_complete() && text.len() < 4000 {
-                    let next = allowed(&mut matcher, &tokenizer);
-                    if next.contains(&0) {
-                        break;
-                    }
-                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    // Closing characters end strings soon.
-                    let closing = |id: &&u32| b"\"<}]|)'".contains(&tokenizer.piece(**id, true)[0]);
-                    let closers: Vec<&u32> = next.iter().filter(closing).collect();
-                    let at = (state >> 33) as usize;
-                    let id = match closers.is_empty() || at.is_multiple_of(4) {
-                        true => next[at % next.len()],
-                        false => *closers[at % closers.len()],
-                    };
-                    text.extend(tokenizer.piece(id, true));
-                    matcher.accept(id).unwrap();
-                }
-                let text = String::from_utf8(text).unwrap();
+                let text = sampled(compiler.compile(&constraint, None).unwrap(), &tokenizer, seed);
                 let start = if format(source).is_open { ">>>" } else { "" };
                 let mut parser = ToolParser::new(format(source), Arc::from(all.clone()), start);
                 let delta = parser.push(&text, true);
