@@ -49,6 +49,9 @@ pub struct ToolParser {
     failures: usize,
     /// Whether the first call is the last of the answer.
     is_single: bool,
+    /// Whether the text so far ends as a call may, and whether more has just come behind that.
+    is_closed: bool,
+    is_followed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +99,8 @@ impl ToolParser {
             calls: 0,
             failures: 0,
             is_single: false,
+            is_closed: false,
+            is_followed: false,
         }
     }
 
@@ -108,6 +113,11 @@ impl ToolParser {
     /// Adds text. With `is_last`, nothing is held back.
     pub fn push(&mut self, text: &str, is_last: bool) -> ToolDelta {
         self.held.push_str(text);
+        let shown = text.trim_end();
+        self.is_followed = self.is_closed && !shown.is_empty();
+        if !shown.is_empty() {
+            self.is_closed = shown.ends_with(['}', ']', '>']);
+        }
         let mut delta = ToolDelta::default();
         loop {
             if self.is_single && self.calls > 0 {
@@ -212,9 +222,10 @@ impl ToolParser {
     /// to do.
     fn block(&mut self, mut block: Block, is_last: bool, delta: &mut ToolDelta) -> bool {
         let end = self.format.end;
-        let has_end = !end.is_empty() && block.reads < MAX_READS && {
+        let has_end = block.reads < MAX_READS && {
             let from = self.held.floor_char_boundary(block.searched.max(block.start));
-            self.held[from..].contains(end)
+            // A block without an end is whole when something else follows.
+            if end.is_empty() { self.is_followed } else { self.held[from..].contains(end) }
         };
         let length = self.held.len() - block.start;
         let is_look = length < LOOK_BYTES || length >= block.next_look;

@@ -46,6 +46,13 @@ fn answers_that_are_no_calls_are_not_held_back() {
     assert_eq!(parser.push("[TOOL_CALLS]time[ARGS]{}", false), found("", &[]));
     assert_eq!(parser.push(" [TOOL", false), found("", &calls));
     assert_eq!(parser.push("_CALLS]time[ARGS]{} So", false), found("So", &calls));
+    let long = call("get", json!({ "a": "b".repeat(1000) }));
+    let text = format!("[TOOL_CALLS]get[ARGS]{}", long.arguments_text());
+    for piece in text.split_inclusive(['"', '}']) {
+        assert_eq!(parser.push(piece, false), found("", &[]));
+    }
+    assert_eq!(parser.push("\n", false), found("", &[]));
+    assert_eq!(parser.push("So", false), found("So", &[long]));
 }
 
 /// A name that begins as a tool's does is another one, in each family.
