@@ -385,7 +385,7 @@ fn root_arguments(parameters: &Value) -> Written<Vec<(&str, &Value, bool)>> {
     if others.is_some_and(|schema| !schema.is_empty()) {
         wrong = Some("additionalProperties");
     }
-    // What stands beside a reference is not looked at.
+    // Keywords beside a reference are not looked at.
     if has("$ref") && (has("properties") || has("required")) {
         wrong = Some("$ref");
     }

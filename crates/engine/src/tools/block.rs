@@ -84,7 +84,7 @@ fn named_calls(
         }
         cursor.skip_space();
         let tool = tool_at(tools, cursor)?;
-        // What stands in the place of a placeholder may be anything, but not the rest of a name.
+        // A placeholder may be any text, but not the rest of a name.
         if between.starts_with('{') && cursor.rest().starts_with(Tool::is_name_char) {
             return Err(Stop::Wrong);
         }
