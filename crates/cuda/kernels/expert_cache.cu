@@ -6,7 +6,7 @@
 // Where experts stay in the model's file, some of them are in memory of the host, and none of these is
 // also on the device: an expert that gets a slot is exchanged with the one that had it.
 //
-// An expert crosses the bus once to get a slot. In most steps it is copied before matmuls read it.
+// An expert crosses the bus once to get a slot, or once each way. In most steps it is copied before matmuls read it.
 // The persistent kernel does not stop for that: it reads the expert from the host and stores it to a
 // spare slot on the way. The slot of the expert that is replaced is the next spare one.
 #include "device.cuh"
@@ -170,7 +170,7 @@ KERNEL request_experts(const __grid_constant__ RequestExperts p) {
     const CachedLayer &layer = *p.layer;
     grid_dependency_wait();
     if (threadIdx.x == 0) {
-        now = p.mailbox[CLOCK] + 1;
+        now = max(p.mailbox[CLOCK] + 1, 1u); // 0 is the time of experts that were never chosen
         p.mailbox[CLOCK] = now;
         are_missing = 0;
     }

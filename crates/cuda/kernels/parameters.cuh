@@ -1086,7 +1086,8 @@ static_assert(OFFSET(CachedLayer, weight_count) == 252);
 // A request for a layer's chosen experts that are in the model's file.
 struct RequestExperts {
     const CachedLayer *layer;
-    u32 *used_at; // [experts], in memory of the host: the time when each was chosen last
+    // [experts], in memory of the host: the time when each was chosen last without a slot on the device
+    u32 *used_at;
     u32 *mailbox; // [MAILBOX], there
     u32 routing;
     u32 padding;

@@ -56,6 +56,7 @@ pub(crate) fn host_slot_bytes(plan: &Plan, shard: Shard) -> usize {
 }
 
 /// How many of a layer's slots on the device have experts when a model is loaded: the first ones.
-pub(crate) fn cached_at_first(slots: usize) -> usize {
-    slots - spare_slots(slots)
+/// The persistent kernel needs spare ones; it runs no model whose other experts are in the file.
+pub(crate) fn cached_at_first(slots: usize, are_in_file: bool) -> usize {
+    if are_in_file { slots } else { slots - spare_slots(slots) }
 }

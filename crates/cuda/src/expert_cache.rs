@@ -114,7 +114,7 @@ impl ExpertCache {
                 CachedRouting { index, experts, slots, counters }
             }));
             let Some((_, first)) = cached.first() else { continue };
-            let (slots, resident) = (first.slots, cached_at_first(first.slots));
+            let (slots, resident) = (first.slots, cached_at_first(first.slots, mapped.is_some()));
             let number = |slot: usize, end: usize| if slot < end { slot as u32 } else { NO_SLOT };
             let of_experts: Vec<u32> = (0..experts).map(|slot| number(slot, resident)).collect();
             let spares: Vec<u32> =

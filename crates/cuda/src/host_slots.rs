@@ -10,7 +10,7 @@ pub(crate) struct HostSlots {
     experts: Vec<Option<usize>>,
     /// The slot of each expert.
     slot_of: Vec<Option<usize>>,
-    /// When each expert came from the device.
+    /// When each expert was read, or was first seen to have come from the device.
     came_at: Vec<u32>,
     /// Scratch: the age of each slot.
     ages: Vec<(u32, usize)>,
@@ -35,13 +35,16 @@ impl HostSlots {
         }
     }
 
-    /// Follows the exchanges before the time `now`: these slots hold these experts.
+    /// Follows the exchanges before the time `now`: these slots hold these experts, which may have
+    /// changed places.
     pub(crate) fn follow(&mut self, now: u32, held: impl IntoIterator<Item = (usize, usize)>) {
         for (slot, expert) in held {
             if self.slot_of[expert] == Some(slot) {
                 continue;
             }
-            if let Some(gone) = self.experts[slot].replace(expert) {
+            let gone = self.experts[slot].replace(expert);
+            // It may have another slot since then.
+            if let Some(gone) = gone.filter(|&gone| self.slot_of[gone] == Some(slot)) {
                 self.slot_of[gone] = None;
             }
             self.slot_of[expert] = Some(slot);
@@ -81,6 +84,7 @@ impl HostSlots {
                 self.slot_of[evicted] = None;
             }
             self.slot_of[expert] = Some(slot);
+            self.came_at[expert] = now;
             Taken { slot, expert, evicted }
         });
         taken.collect()
@@ -132,13 +136,31 @@ mod tests {
     }
 
     #[test]
+    fn experts_may_change_places_between_two_requests() {
+        let (mut slots, mut used_at) = (HostSlots::new(2, 4), [1, 2, 0, 0]);
+        slots.take(0..4, 1, &used_at);
+        slots.take(0..4, 2, &used_at);
+        let [first, second] = [0, 1].map(|expert| slots.slot_of[expert].unwrap());
+        slots.follow(3, [(second, 0), (first, 1)]);
+        assert_eq!([slots.slot_of[0], slots.slot_of[1]], [Some(second), Some(first)]);
+        // 0 has gone to the device and come back to the slot of 1, and 3 is where it was.
+        slots.follow(4, [(first, 0), (second, 3)]);
+        assert_eq!([slots.slot_of[0], slots.slot_of[1]], [Some(first), None]);
+        used_at[0] = 5;
+        assert_eq!(slots.take(0..4, 5, &used_at), []);
+    }
+
+    #[test]
     fn the_clock_may_start_again() {
-        let (mut slots, mut used_at) = (HostSlots::new(2, 3), [u32::MAX - 1, u32::MAX, 0]);
-        assert_eq!(slots.take(0..3, u32::MAX - 1, &used_at).len(), 1);
-        assert_eq!(slots.take(0..3, u32::MAX, &used_at).len(), 1);
+        let (mut slots, mut used_at) = (HostSlots::new(2, 4), [u32::MAX - 1, u32::MAX, 9, 9]);
+        assert_eq!(slots.take(0..4, u32::MAX - 1, &used_at).len(), 1);
+        assert_eq!(slots.take(0..4, u32::MAX, &used_at).len(), 1);
         used_at[2] = 1;
-        let taken = slots.take(0..3, 1, &used_at);
+        let taken = slots.take(0..4, 1, &used_at);
         assert_eq!((taken[0].expert, taken[0].evicted), (2, Some(0)));
+        used_at[3] = 2;
+        let taken = slots.take(0..4, 2, &used_at);
+        assert_eq!((taken[0].expert, taken[0].evicted), (3, Some(1)));
     }
 
     #[test]

@@ -60,6 +60,15 @@ struct Reader {
     failure: OnceLock<String>,
 }
 
+/// Sets a word when it is dropped.
+struct SetAtEnd<'a>(&'a AtomicU32);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(1, Ordering::Release);
+    }
+}
+
 /// The experts of a routing.
 struct Layer {
     experts: usize,
@@ -232,6 +241,8 @@ impl Reader {
         let [request, routing, answer, has_ended] =
             [REQUEST, REQUESTED_ROUTING, ANSWER, READER_HAS_ENDED]
                 .map(|word| unsafe { AtomicU32::from_ptr((mailbox as *mut u32).add(word)) });
+        // Kernels must not wait for a thread that has panicked.
+        let _end = SetAtEnd(has_ended);
         let (mut answered, mut asked_at) = (0, Instant::now());
         while !self.has_ended.load(Ordering::Acquire) {
             let number = request.load(Ordering::Acquire);
@@ -251,7 +262,6 @@ impl Reader {
                 thread::sleep(POLL_TIME);
             }
         }
-        has_ended.store(1, Ordering::Release);
     }
 
     /// As [`Reader::read`]; after a failure, nothing.

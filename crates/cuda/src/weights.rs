@@ -54,7 +54,7 @@ impl Offsets {
         if let Some((slots, start)) = self.cached {
             let host_address = host.as_ref().map_or(0, |host| host.address() + start as u64);
             cached = Some(Cached { slots, device: tiles, host: host_address, table });
-            let first = cached_at_first(slots);
+            let first = cached_at_first(slots, host.is_none());
             if let Some(host) = host {
                 let on_host = &mut host.slice_mut()[start..][..shape.packed_bytes()];
                 pack_on_host(staging, &shape, weight, data, (on_host, exponents))?;
@@ -352,7 +352,7 @@ fn send_experts(
     let bytes = table_bytes(shape.matrices, cached.map(|(slots, _)| slots));
     let of = |start: u64, number: usize| start + (number * shape.expert_bytes()) as u64;
     let (slots, host) = cached.unwrap_or((shape.matrices, 0));
-    let first = if cached.is_some() { cached_at_first(slots) } else { slots };
+    let first = if cached.is_some() { cached_at_first(slots, host == 0) } else { slots };
     let address = |entry: usize| match entry.checked_sub(shape.matrices) {
         None if entry < first => of(tiles, entry),
         None => of(host, entry) | ON_HOST,

@@ -50,7 +50,8 @@ parameters! {
     /// A request for a layer's chosen experts that are in the model's file.
     struct RequestExperts: 32 {
         layer: (const CachedLayer *),
-        /// [experts], in memory of the host: the time when each was chosen last
+        /// [experts], in memory of the host: the time when each was chosen last without a
+        /// slot on the device
         used_at: (u32 *),
         /// [MAILBOX], there
         mailbox: (u32 *),
