@@ -48,14 +48,17 @@ impl Memory {
         Some(start as u64)
     }
 
-    /// Registers memory of the program, if the total does not exceed `capacity`.
+    /// Registers memory of the program, if it is not known yet and the total does not exceed
+    /// `capacity`.
     pub(crate) fn register(&mut self, start: u64, bytes: usize, capacity: usize) -> bool {
         let has_room = bytes <= capacity - self.bytes.min(capacity);
-        if has_room && self.registered.insert(start) {
+        let is_new = has_room && self.allocation(start, bytes).is_err();
+        if is_new {
+            self.registered.insert(start);
             self.bytes += bytes;
             self.allocations.insert(start, bytes);
         }
-        has_room
+        is_new
     }
 
     /// Forgets registered memory; false if there is none at the address.

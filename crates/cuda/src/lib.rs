@@ -26,6 +26,7 @@ mod staging;
 mod step;
 mod step_metadata;
 mod tensor_parallel;
+mod threads;
 mod tuning;
 mod watchdog;
 mod weights;
@@ -198,7 +199,8 @@ impl Cuda {
             let all = self.shards().map(|shard| weights::bytes(plan, shard, on_device).host);
             let all = all.max().unwrap_or(0) as u64;
             let bytes = match self.expert_store {
-                ExpertStore::Auto if available.is_none_or(|available| all <= available) => None,
+                // Pinned memory is taken at once, and others may need some meanwhile.
+                ExpertStore::Auto if available.is_none_or(|bytes| all + all / 16 <= bytes) => None,
                 // The file's pages need memory too.
                 ExpertStore::Auto | ExpertStore::Mmap(None) => Some(available.unwrap_or(0) / 2),
                 ExpertStore::Mmap(Some(bytes)) => Some(bytes / count),
@@ -218,7 +220,7 @@ impl Cuda {
             _ => None,
         });
         let (sum, most) = experts.fold((0, 0), |(sum, most), n| (sum + n, most.max(n)));
-        let least = most.saturating_sub(cached_at_first(on_device)).max(1);
+        let least = most.saturating_sub(cached_at_first(on_device, true)).max(1);
         (least, sum.max(least))
     }
 

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use crate::constants::TILE_ROWS;
 use crate::packed::{Shape, pack};
+use crate::threads;
 
 /// Bytes of tiles that are worth a thread.
 const THREAD_BYTES: usize = 64 << 10;
@@ -46,5 +47,5 @@ impl<'a> Piece<'a> {
 /// Packs all pieces.
 pub(crate) fn pack_all<'a>(pieces: impl IntoIterator<Item = Piece<'a>>) {
     let pieces: Vec<Piece<'_>> = pieces.into_iter().flat_map(Piece::split).collect();
-    pieces.into_par_iter().with_max_len(1).for_each(Piece::pack);
+    threads::on_all(|| pieces.into_par_iter().with_max_len(1).for_each(Piece::pack));
 }

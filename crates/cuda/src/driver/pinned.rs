@@ -9,6 +9,7 @@ use memmap2::MmapMut;
 use rayon::prelude::*;
 
 use super::{Device, failed};
+use crate::threads;
 
 /// From this many bytes on, the system gives memory to all threads at once, and the driver pins it
 /// then: 50 ms for a gigabyte. The driver takes 430 ms to allocate one, on one thread.
@@ -70,10 +71,13 @@ impl<T: Pod> Pinned<T> {
 fn registered(bytes: usize) -> Option<MmapMut> {
     let mut memory = MmapMut::map_anon(bytes).ok()?;
     #[cfg(target_os = "linux")]
-    // Where there are no huge pages, small ones do.
-    let _ = memory.advise(memmap2::Advice::HugePage);
+    // Where there are no huge pages, small ones do. A child process would make the system copy a
+    // page that is written to, and the device would go on with the old one.
+    for advice in [memmap2::Advice::HugePage, memmap2::Advice::DontFork] {
+        let _ = memory.advise(advice);
+    }
     let touch = |part: &mut [u8]| part.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
-    memory.par_chunks_mut(LARGE_BYTES).for_each(touch);
+    threads::on_all(|| memory.par_chunks_mut(LARGE_BYTES).for_each(touch));
     let start = memory.as_mut_ptr().cast();
     let mut on_device = 0;
     // SAFETY: the memory is this long, and is unregistered before it is unmapped. The pointer is to
@@ -91,15 +95,17 @@ fn registered(bytes: usize) -> Option<MmapMut> {
 
 impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
-        // SAFETY: taken by `zeroed`; an error changes nothing.
-        unsafe {
-            let _ = self.device.make_current();
-            let _ = self.device.synchronize();
-            let start = self.start.cast();
-            let _ = match self.registered {
-                Some(_) => sys::cuMemHostUnregister(start).result(),
-                None => sys::cuMemFreeHost(start).result(),
-            };
+        let start = self.start.cast();
+        let _ = self.device.make_current();
+        let _ = self.device.synchronize();
+        match self.registered.take() {
+            // SAFETY: registered by `zeroed`. If the driver keeps it, it stays.
+            Some(memory) => match unsafe { sys::cuMemHostUnregister(start) }.result() {
+                Ok(()) => drop(memory),
+                Err(_) => std::mem::forget(memory),
+            },
+            // SAFETY: taken by `zeroed`; an error changes nothing.
+            None => drop(unsafe { sys::cuMemFreeHost(start) }.result()),
         }
     }
 }

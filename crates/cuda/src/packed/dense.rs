@@ -60,7 +60,7 @@ fn larger(max: f32, x: f32) -> f32 {
     if x.abs() > max { x.abs() } else { max }
 }
 
-/// As [`max_abs`], of a long row: the largest of each eighth first, as compilers keep the order.
+/// As [`max_abs`], of a long row: of every eighth value first, as compilers keep the order.
 fn max_abs_of_row(values: &[f32]) -> f32 {
     let (eights, rest) = values.as_chunks::<8>();
     let most = eights.iter().fold([0.0; 8], |most: [f32; 8], values| {
