@@ -28,7 +28,7 @@ pub(crate) struct Tools {
 }
 
 /// Which of them may be called, as a request says it.
-enum Choice {
+enum ToolChoice {
     None,
     /// All.
     Auto,
@@ -75,10 +75,10 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Option<Tools>> {
     let mut given = fields.object("tool_choice")?;
     let is_single = given.boolean("disable_parallel_tool_use")?.unwrap_or(false);
     let choice = match given.string("type")?.as_deref() {
-        None | Some("auto") => Choice::Auto,
-        Some("any") => Choice::Required,
-        Some("none") => Choice::None,
-        Some("tool") => Choice::Named(vec![name(&mut given)?], true),
+        None | Some("auto") => ToolChoice::Auto,
+        Some("any") => ToolChoice::Required,
+        Some("none") => ToolChoice::None,
+        Some("tool") => ToolChoice::Named(vec![name(&mut given)?], true),
         Some(other) => {
             let field = given.field("type");
             let message = format!("{field}: expected auto, any, tool or none, found {other}");
@@ -94,7 +94,7 @@ pub(crate) fn ollama(fields: &mut Fields) -> Result<Option<Tools>> {
         expect_type(tool, "function")?;
         function(&mut tool.object("function")?, "parameters")
     })?;
-    chosen(tools, Choice::Auto, true, "tools")
+    chosen(tools, ToolChoice::Auto, true, "tools")
 }
 
 /// Reads all tools: each as a template reads it, and as the engine does.
@@ -192,7 +192,7 @@ fn arguments(mut schema: Map<String, Value>, field: &str) -> Result<Value> {
 
 /// OpenAI's `tool_choice`; a function's name and the list of tools stand in objects of these names,
 /// if they have some.
-fn openai_choice(fields: &mut Fields, function: &str, allowed: &str) -> Result<Choice> {
+fn openai_choice(fields: &mut Fields, function: &str, allowed: &str) -> Result<ToolChoice> {
     let expected = "none, auto, required, a function or allowed_tools";
     let given = fields.take("tool_choice");
     let wrong = |fields: &Fields, found: &Value| match found {
@@ -207,18 +207,18 @@ fn openai_choice(fields: &mut Fields, function: &str, allowed: &str) -> Result<C
         nested => fields.object(nested),
     };
     match given {
-        None => Ok(Choice::Auto),
+        None => Ok(ToolChoice::Auto),
         Some(Value::String(text)) => match text.as_str() {
-            "none" => Ok(Choice::None),
-            "auto" => Ok(Choice::Auto),
-            "required" => Ok(Choice::Required),
+            "none" => Ok(ToolChoice::None),
+            "auto" => Ok(ToolChoice::Auto),
+            "required" => Ok(ToolChoice::Required),
             _ => Err(wrong(fields, &text.into())),
         },
         Some(Value::Object(map)) => {
             let mut choice = Fields::within("tool_choice", map);
             match choice.string("type")?.as_deref() {
                 Some("function") => {
-                    Ok(Choice::Named(vec![name(&mut within(choice, function)?)?], true))
+                    Ok(ToolChoice::Named(vec![name(&mut within(choice, function)?)?], true))
                 }
                 Some("allowed_tools") => {
                     let mut list = within(choice, allowed)?;
@@ -235,7 +235,7 @@ fn openai_choice(fields: &mut Fields, function: &str, allowed: &str) -> Result<C
                         expect_type(&mut tool, "function")?;
                         names.push(name(&mut within(tool, function)?)?);
                     }
-                    Ok(Choice::Named(names, is_required))
+                    Ok(ToolChoice::Named(names, is_required))
                 }
                 found => {
                     let found = found.unwrap_or("none");
@@ -253,17 +253,17 @@ fn openai_choice(fields: &mut Fields, function: &str, allowed: &str) -> Result<C
 /// What a request asks for; none if nothing is to be called.
 fn chosen(
     tools: Vec<(Value, Tool)>,
-    choice: Choice,
+    choice: ToolChoice,
     is_parallel: bool,
     field: &str,
 ) -> Result<Option<Tools>> {
     let (shown, mut tools): (Vec<Value>, Vec<Tool>) = tools.into_iter().unzip();
     let is_required = match choice {
-        Choice::None => return Ok(None),
-        Choice::Auto if tools.is_empty() => return Ok(None),
-        Choice::Auto => false,
-        Choice::Required => true,
-        Choice::Named(names, is_required) => {
+        ToolChoice::None => return Ok(None),
+        ToolChoice::Auto if tools.is_empty() => return Ok(None),
+        ToolChoice::Auto => false,
+        ToolChoice::Required => true,
+        ToolChoice::Named(names, is_required) => {
             let known: HashSet<&str> = tools.iter().map(|tool| tool.name.as_str()).collect();
             let is_unknown = |name: &&String| !known.contains(name.as_str());
             if let Some(name) = names.iter().find(is_unknown) {
