@@ -46,13 +46,9 @@ pub(crate) fn openai(fields: &mut Fields) -> Result<Option<Tools>> {
             return Err(ApiError::field(name, message));
         }
     }
-    let tools = read(fields, |tool| {
-        expect_type(tool, "function")?;
-        function(&mut tool.object("function")?, "parameters")
-    })?;
+    let tools = read(fields, nested_function)?;
     let choice = openai_choice(fields, "function", "allowed_tools")?;
-    let is_parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
-    chosen(tools, choice, is_parallel, &fields.field("tool_choice"))
+    choose_openai(fields, tools, choice)
 }
 
 /// Those of OpenAI's responses, which have no object around a function.
@@ -62,6 +58,15 @@ pub(crate) fn responses(fields: &mut Fields) -> Result<Option<Tools>> {
         function(tool, "parameters")
     })?;
     let choice = openai_choice(fields, "", "")?;
+    choose_openai(fields, tools, choice)
+}
+
+/// What OpenAI's requests ask for.
+fn choose_openai(
+    fields: &mut Fields,
+    tools: Vec<(Value, Tool)>,
+    choice: ToolChoice,
+) -> Result<Option<Tools>> {
     let is_parallel = fields.boolean("parallel_tool_calls")?.unwrap_or(true);
     chosen(tools, choice, is_parallel, &fields.field("tool_choice"))
 }
@@ -90,11 +95,14 @@ pub(crate) fn anthropic(fields: &mut Fields) -> Result<Option<Tools>> {
 
 /// Ollama's.
 pub(crate) fn ollama(fields: &mut Fields) -> Result<Option<Tools>> {
-    let tools = read(fields, |tool| {
-        expect_type(tool, "function")?;
-        function(&mut tool.object("function")?, "parameters")
-    })?;
+    let tools = read(fields, nested_function)?;
     chosen(tools, ToolChoice::Auto, true, "tools")
+}
+
+/// A tool with an object for its function.
+fn nested_function(tool: &mut Fields) -> Result<(Value, Tool)> {
+    expect_type(tool, "function")?;
+    function(&mut tool.object("function")?, "parameters")
 }
 
 /// Reads all tools: each as a template reads it, and as the engine does.
@@ -202,10 +210,6 @@ fn openai_choice(fields: &mut Fields, function: &str, allowed: &str) -> Result<T
         }
         found => fields.mismatch("tool_choice", expected, found),
     };
-    let within = |mut fields: Fields, nested: &str| match nested {
-        "" => Ok(fields),
-        nested => fields.object(nested),
-    };
     match given {
         None => Ok(ToolChoice::Auto),
         Some(Value::String(text)) => match text.as_str() {
@@ -220,23 +224,7 @@ fn openai_choice(fields: &mut Fields, function: &str, allowed: &str) -> Result<T
                 Some("function") => {
                     Ok(ToolChoice::Named(vec![name(&mut within(choice, function)?)?], true))
                 }
-                Some("allowed_tools") => {
-                    let mut list = within(choice, allowed)?;
-                    let is_required = list.string("mode")?.as_deref() == Some("required");
-                    let mut names = Vec::new();
-                    for (i, tool) in
-                        list.array("tools")?.unwrap_or_default().into_iter().enumerate()
-                    {
-                        let at = list.field(&format!("tools[{i}]"));
-                        let Value::Object(map) = tool else {
-                            return Err(ApiError::field(&at, format!("{at}: expected an object")));
-                        };
-                        let mut tool = Fields::within(&at, map);
-                        expect_type(&mut tool, "function")?;
-                        names.push(name(&mut within(tool, function)?)?);
-                    }
-                    Ok(ToolChoice::Named(names, is_required))
-                }
+                Some("allowed_tools") => allowed_tools(&mut within(choice, allowed)?, function),
                 found => {
                     let found = found.unwrap_or("none");
                     let message = format!(
@@ -248,6 +236,27 @@ fn openai_choice(fields: &mut Fields, function: &str, allowed: &str) -> Result<T
         }
         Some(other) => Err(wrong(fields, &other)),
     }
+}
+
+/// The object of this name, or the fields themselves without one.
+fn within(mut fields: Fields, nested: &str) -> Result<Fields> {
+    if nested.is_empty() { Ok(fields) } else { fields.object(nested) }
+}
+
+/// A list of tools of which one may be called, or must be.
+fn allowed_tools(list: &mut Fields, function: &str) -> Result<ToolChoice> {
+    let is_required = list.string("mode")?.as_deref() == Some("required");
+    let mut names = Vec::new();
+    for (i, tool) in list.array("tools")?.unwrap_or_default().into_iter().enumerate() {
+        let at = list.field(&format!("tools[{i}]"));
+        let Value::Object(map) = tool else {
+            return Err(ApiError::field(&at, format!("{at}: expected an object")));
+        };
+        let mut tool = Fields::within(&at, map);
+        expect_type(&mut tool, "function")?;
+        names.push(name(&mut within(tool, function)?)?);
+    }
+    Ok(ToolChoice::Named(names, is_required))
 }
 
 /// What a request asks for; none if nothing is to be called.

@@ -47,16 +47,7 @@ pub(super) fn messages(instructions: Option<&str>, input: Option<Value>) -> Resu
             return Err(ApiError::field(&at, format!("{at}: expected {expected}")));
         };
         let role = if role == "developer" { "system" } else { role };
-        let text = match item.get("content") {
-            Some(Value::String(text)) => text.clone(),
-            Some(Value::Array(parts)) => text_of_parts(&format!("{at}.content"), parts)?,
-            _ => {
-                let at = format!("{at}.content");
-                let message = format!("{at}: expected a string or an array of parts");
-                return Err(ApiError::field(at, message));
-            }
-        };
-        messages.push(message(role, &text));
+        messages.push(message(role, &text(&at, item, "content")?));
     }
     calls::pair(&mut messages, "input")?;
     Ok(messages)
@@ -95,14 +86,16 @@ fn add_call(at: &str, item: &Value, reasoning: String, messages: &mut Vec<Value>
 /// The message with the result of a call.
 fn call_output(at: &str, item: &Value) -> Result<Value> {
     let id = calls::text_field(at, item, "call_id")?;
-    let output = match item.get("output") {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => text_of_parts(&format!("{at}.output"), parts)?,
-        _ => {
-            let at = format!("{at}.output");
-            let message = format!("{at}: expected a string or an array of parts");
-            return Err(ApiError::field(at, message));
-        }
-    };
+    let output = text(at, item, "output")?;
     Ok(json!({ "role": "tool", "tool_call_id": id, "content": output }))
+}
+
+/// The text of a field of an item: a string, or parts.
+fn text(at: &str, item: &Value, name: &str) -> Result<String> {
+    let at = format!("{at}.{name}");
+    match &item[name] {
+        Value::String(text) => Ok(text.clone()),
+        Value::Array(parts) => text_of_parts(&at, parts),
+        _ => Err(ApiError::field(&at, format!("{at}: expected a string or an array of parts"))),
+    }
 }
