@@ -2,7 +2,7 @@
 //! row, then a factor for each row. `shaders/weights_*.wgsl` read what is packed here.
 
 use bodkin_gguf::Format;
-use bodkin_gguf::format::{Codes, Group, GroupReader, groups};
+use bodkin_gguf::format::{Codes, GroupReader, Groups, groups};
 use half::f16;
 
 /// Columns that share a word of scales; rows are padded to a multiple of it.
@@ -151,7 +151,7 @@ impl Packing {
         let base = format.base();
         let mut dense = vec![0; base.and_then(|base| base.row_bytes(cols)).unwrap_or(0)];
         let mut values = vec![0.0; cols];
-        let mut parts = vec![Group::default(); groups];
+        let mut parts = Groups::zeroed(cols);
         let codes = out.codes.chunks_exact_mut(groups * self.layout.group_words());
         for (i, (codes, factor)) in codes.zip(out.factors.iter_mut()).enumerate() {
             let mut row = format.row(bytes, rows, first + i);
@@ -176,10 +176,7 @@ impl Packing {
                     pack_halves(&values, codes)
                 }
                 Packer::Groups(read) => {
-                    let mut next = parts.iter_mut();
-                    read(row, &mut |group| {
-                        *next.next().expect("no more groups than columns") = group;
-                    });
+                    read(row, &mut parts);
                     let scales = &mut out.scales[i * groups..][..groups];
                     self.pack_groups(&parts, codes, scales)
                 }
@@ -189,28 +186,29 @@ impl Packing {
     }
 
     /// Packs the groups of a row. Returns the row's factor.
-    fn pack_groups(&self, groups: &[Group], codes: &mut [u32], scales: &mut [u32]) -> f32 {
+    fn pack_groups(&self, groups: &Groups, codes: &mut [u32], scales: &mut [u32]) -> f32 {
         let has_min = matches!(self.layout, Layout::Unsigned | Layout::Nibbles);
-        let numbers = |g: &Group| if has_min { [g.scales[0], g.mins[0]] } else { g.scales };
-        let largest = groups.iter().flat_map(numbers).fold(0.0f32, |max, x| max.max(x.abs()));
+        let numbers = |([a, b], [min, _]): ([f32; 2], [f32; 2])| [a, if has_min { min } else { b }];
+        let numbers = groups.scales.iter().copied().zip(groups.mins.iter().copied()).map(numbers);
+        let largest = numbers.clone().flatten().fold(0.0f32, |max, x| max.max(x.abs()));
         let unit = power_of_two(largest) / LARGEST_SCALE as f32;
-        let words = codes.chunks_exact_mut(self.layout.group_words());
-        for ((group, words), scale) in groups.iter().zip(words).zip(scales) {
-            *scale = pair(numbers(group).map(|x| x / unit));
-            match self.layout {
-                Layout::Nibbles | Layout::Indices => {
-                    for (word, codes) in words.iter_mut().zip(group.codes.chunks_exact(8)) {
-                        let code = |i: usize| codes[i] | codes[4 + i] << 4;
-                        *word = u32::from_le_bytes(std::array::from_fn(code));
-                    }
+        for (scale, numbers) in scales.iter_mut().zip(numbers) {
+            *scale = pair(numbers.map(|x| x / unit));
+        }
+        let bytes = groups.codes.as_flattened();
+        match self.layout {
+            Layout::Nibbles | Layout::Indices => {
+                for (word, codes) in codes.iter_mut().zip(bytes.as_chunks().0) {
+                    let codes = u64::from_le_bytes(*codes);
+                    *word = (codes | codes >> 28) as u32;
                 }
-                // The reader's are greater by 128.
-                Layout::Signed => {
-                    let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
-                    bytes.iter_mut().zip(&group.codes).for_each(|(to, code)| *to = code ^ 0x80);
-                }
-                _ => bytemuck::cast_slice_mut(words).copy_from_slice(&group.codes),
             }
+            // The reader's are greater by 128.
+            Layout::Signed => {
+                let to: &mut [u8] = bytemuck::cast_slice_mut(codes);
+                to.iter_mut().zip(bytes).for_each(|(to, code)| *to = code ^ 0x80);
+            }
+            _ => bytemuck::cast_slice_mut(codes).copy_from_slice(bytes),
         }
         unit
     }

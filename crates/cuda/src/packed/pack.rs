@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use bodkin_gguf::Format;
-use bodkin_gguf::format::{Group, GroupReader};
 
+use super::Shape;
+use super::codes::CodedRow;
 use super::formats::{Packer, packing};
-use super::{Shape, dense};
 use crate::constants::TILE_ROWS;
 
 /// Packs tiles `tiles` of a device's shard of all matrices. `bytes` are the whole weight; `packed`
@@ -23,7 +23,7 @@ pub(crate) fn pack(
     let dense_bytes = base.and_then(|base| base.row_bytes(shape.cols)).unwrap_or(0);
     let mut dense = vec![0; dense_bytes];
     let mut values = vec![0.0; shape.cols];
-    let mut groups = vec![Group::default(); shape.cols.div_ceil(32)];
+    let mut coded = CodedRow::new(shape.cols);
     let (_, packer) = packing(format);
     let outputs = packed.chunks_exact_mut(shape.tile_bytes());
     let outputs = outputs.zip(exponents.chunks_exact_mut(TILE_ROWS));
@@ -42,24 +42,19 @@ pub(crate) fn pack(
                     base.unwrap_or(format).dequantize(row, &mut values);
                     pack_row(&values, r, packed)
                 }
-                Packer::Codes(reader, pack_row) => {
-                    read_groups(reader, row, &mut groups);
-                    pack_row(&groups, r, packed)
+                Packer::Codes(layout, reader) => {
+                    reader(row, &mut coded.groups);
+                    coded.pack(layout, r, packed)
                 }
-                Packer::Indices(layout, reader, codebook) => {
-                    read_groups(reader, row, &mut groups);
-                    dense::pack_indices(layout, &mut groups, codebook, r, packed)
+                Packer::Indices(layout, reader, book) => {
+                    reader(row, &mut coded.groups);
+                    coded.pack_indices(layout, book, r, packed)
                 }
             };
             // Scales are powers of two.
             *exponent = (scale.to_bits() >> 23) as u8;
         }
     }
-}
-
-fn read_groups(reader: GroupReader, row: &[u8], groups: &mut [Group]) {
-    let mut next = groups.iter_mut();
-    reader(row, &mut |group| *next.next().expect("no more groups than columns") = group);
 }
 
 #[cfg(test)]

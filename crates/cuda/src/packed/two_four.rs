@@ -2,7 +2,7 @@
 //! their positions in the four. Lane `4 g + c` holds the fours `c`, `4 + c`, `8 + c` and `12 + c`
 //! of a chunk's rows `g` and `g + 8`, and the positions of all fours of its 16 columns.
 
-use bodkin_gguf::format::Group;
+use bodkin_gguf::format::Groups;
 use half::f16;
 
 use super::dense::{code_unit, max_abs, power_of_two};
@@ -66,7 +66,7 @@ pub(super) fn f16(values: &[f32], r: usize, tile: &mut [u8]) -> f32 {
 }
 
 /// Packs row `r` of a tile as bytes, and returns its scale.
-pub(super) fn s8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+pub(super) fn s8(row: &Groups, r: usize, tile: &mut [u8]) -> f32 {
     let layout = (MmaLayout::S24S8.chunk_bytes(), S8_CODES);
     codes(layout, 128, row, r, tile, |chunk, lane, high, place, codes| {
         for (n, code) in codes.into_iter().enumerate() {
@@ -76,7 +76,7 @@ pub(super) fn s8(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
 }
 
 /// Packs row `r` of a tile as codes of four bits, and returns its scale.
-pub(super) fn s4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
+pub(super) fn s4(row: &Groups, r: usize, tile: &mut [u8]) -> f32 {
     let layout = (MmaLayout::S24S4.chunk_bytes(), S4_CODES);
     codes(layout, 8, row, r, tile, |chunk, lane, high, place, codes| {
         for (n, code) in codes.into_iter().enumerate() {
@@ -93,23 +93,24 @@ pub(super) fn s4(row: &[Group], r: usize, tile: &mut [u8]) -> f32 {
 fn codes(
     (chunk_bytes, code_bytes): (usize, usize),
     zero: u8,
-    row: &[Group],
+    row: &Groups,
     r: usize,
     tile: &mut [u8],
     put: impl Fn(&mut [u8], usize, usize, usize, [u8; 2]),
 ) -> f32 {
-    let unit = code_unit(max_abs(row.iter().map(|group| group.scales[0])), CODE_UNIT);
-    for (chunk, groups) in tile.chunks_exact_mut(chunk_bytes).zip(row.chunks(2)) {
+    let unit = code_unit(max_abs(row.scales.as_flattened().iter().copied()), CODE_UNIT);
+    let groups = row.codes.chunks(2).zip(row.scales.chunks(2));
+    for (chunk, (codes, scales)) in tile.chunks_exact_mut(chunk_bytes).zip(groups) {
         clear_positions(chunk, code_bytes, r);
-        for (j, group) in groups.iter().enumerate() {
-            for (four, codes) in group.codes.chunks_exact(4).enumerate() {
+        for (j, (codes, [scale, _])) in codes.iter().zip(scales).enumerate() {
+            for (four, codes) in codes.chunks_exact(4).enumerate() {
                 let two = two_of(|i| codes[i] != zero);
                 let four = FOURS / 2 * j + four;
                 put_positions(&mut chunk[code_bytes..], r, four, two);
                 put(chunk, 4 * (r % 8) + four % 4, r / 8, four / 4, two.map(|i| codes[i]));
             }
             let at = code_bytes + POSITION_BYTES + 4 * (8 * j + r % 8) + 2 * (r / 8);
-            let scale = f16::from_f32(group.scales[0] / unit / CODE_UNIT);
+            let scale = f16::from_f32(scale / unit / CODE_UNIT);
             chunk[at..at + 2].copy_from_slice(&scale.to_le_bytes());
         }
     }

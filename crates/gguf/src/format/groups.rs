@@ -2,10 +2,9 @@
 //! columns, for backends that repack weights. Formats whose codes are no small integers, or indices
 //! of a small codebook, are not here.
 
-use bytemuck::Pod;
 use half::f16;
 
-use super::group::{Group, GroupReader};
+use super::group::{Group, GroupReader, Groups};
 use super::runs::{CodedBlockReader, Readers};
 use super::{Format, fp4, iq, iq4, k, low_bit, q};
 
@@ -76,118 +75,103 @@ fn readers(format: Format) -> Option<Readers> {
     })
 }
 
-fn q4_0(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<q::Q4_0>(row, |b| {
+fn q4_0(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &q::Q4_0| {
         let d = half(b.d);
-        show(Group::of(d, -8.0 * d, nibbles(&b.qs)));
+        move |_| Group::of(d, -8.0 * d, nibbles(&b.qs))
     });
 }
 
-fn q4_1(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<q::Q4_1>(row, |b| {
-        show(Group::of(half(b.d), half(b.m), nibbles(&b.qs)));
-    });
+fn q4_1(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &q::Q4_1| move |_| Group::of(half(b.d), half(b.m), nibbles(&b.qs)));
 }
 
-fn q5_0(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<q::Q5_0>(row, |b| {
+fn q5_0(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &q::Q5_0| {
         let (d, codes) = (half(b.d), fifth_bits(nibbles(&b.qs), b.qh));
-        show(Group::of(d, -16.0 * d, codes));
+        move |_| Group::of(d, -16.0 * d, codes)
     });
 }
 
-fn q5_1(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<q::Q5_1>(row, |b| {
+fn q5_1(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &q::Q5_1| {
         let codes = fifth_bits(nibbles(&b.qs), b.qh);
-        show(Group::of(half(b.d), half(b.m), codes));
+        move |_| Group::of(half(b.d), half(b.m), codes)
     });
 }
 
-fn q8_0(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<q::Q8_0>(row, |b| {
+fn q8_0(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &q::Q8_0| {
         let codes = b.qs.map(|code| code as u8 ^ 128);
-        show(Group::of(half(b.d), 0.0, codes));
+        move |_| Group::of(half(b.d), 0.0, codes)
     });
 }
 
-fn iq4_nl(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<iq4::IQ4_NL>(row, |b| {
-        show(Group::of(half(b.d), 0.0, nibbles(&b.qs)));
-    });
+fn iq4_nl(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &iq4::IQ4_NL| move |_| Group::of(half(b.d), 0.0, nibbles(&b.qs)));
 }
 
-fn mxfp4(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<fp4::MXFP4>(row, |b| {
-        show(Group::of(fp4::half_e8m0(b.e), 0.0, nibbles(&b.qs)));
-    });
+fn mxfp4(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &fp4::MXFP4| move |_| Group::of(fp4::half_e8m0(b.e), 0.0, nibbles(&b.qs)));
 }
 
-fn nvfp4(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<fp4::NVFP4>(row, |b| {
-        for group in [0, 2] {
+fn nvfp4(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &fp4::NVFP4| {
+        move |group| {
             // Of each 16 elements, the low nibbles come first.
-            let code = |i: usize| b.qs[group + i / 16][i % 8] >> (i % 16 / 8 * 4) & 15;
-            let scales = [0, 1].map(|i| fp4::half_ue4m3(b.d[group + i]));
-            show(Group { scales, mins: [0.0; 2], codes: std::array::from_fn(code) });
+            let code = |i: usize| b.qs[2 * group + i / 16][i % 8] >> (i % 16 / 8 * 4) & 15;
+            let scales = [0, 1].map(|i| fp4::half_ue4m3(b.d[2 * group + i]));
+            Group { scales, mins: [0.0; 2], codes: std::array::from_fn(code) }
         }
     });
 }
 
-fn iq4_xs(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<iq4::IQ4_XS>(row, |b| {
+fn iq4_xs(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &iq4::IQ4_XS| {
         let (d, high) = (half(b.d), u16::from_le_bytes(b.scales_h));
-        for (group, qs) in b.qs.iter().enumerate() {
-            let low = b.scales_l[group / 2] >> (group % 2 * 4) & 15;
-            let scale = i16::from(low) | ((high >> (2 * group) & 3) as i16) << 4;
-            show(Group::of(d * f32::from(scale - 32), 0.0, nibbles(qs)));
+        move |i| {
+            let low = b.scales_l[i / 2] >> (i % 2 * 4) & 15;
+            let scale = i16::from(low) | ((high >> (2 * i) & 3) as i16) << 4;
+            Group::of(d * f32::from(scale - 32), 0.0, nibbles(&b.qs[i]))
         }
     });
 }
 
-fn q4_k(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<k::Q4_K>(row, |b| {
-        with_minima(b.d, b.dmin, &b.scales, |i| b.code(i)).for_each(&mut *show);
-    });
+fn q4_k(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &k::Q4_K| with_minima((b.d, b.dmin), &b.scales, |i| b.codes(i)));
 }
 
-fn q5_k(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<k::Q5_K>(row, |b| {
-        with_minima(b.d, b.dmin, &b.scales, |i| b.code(i)).for_each(&mut *show);
-    });
+fn q5_k(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &k::Q5_K| with_minima((b.d, b.dmin), &b.scales, |i| b.codes(i)));
 }
 
-fn q2_k(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<k::Q2_K>(row, |b| {
+fn q2_k(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &k::Q2_K| {
         let (d, dmin) = (half(b.d), half(b.dmin));
-        for (group, sixteens) in b.scales.chunks_exact(2).enumerate() {
-            let of_sixteens = |number: fn(u8) -> f32| [number(sixteens[0]), number(sixteens[1])];
-            show(Group {
-                scales: of_sixteens(|byte| f32::from(byte & 15)).map(|scale| d * scale),
-                mins: of_sixteens(|byte| f32::from(byte >> 4)).map(|min| -(dmin * min)),
-                codes: std::array::from_fn(|i| b.code(32 * group + i)),
-            });
+        move |i| {
+            let sixteens = [b.scales[2 * i], b.scales[2 * i + 1]];
+            Group {
+                scales: sixteens.map(|byte| d * f32::from(byte & 15)),
+                mins: sixteens.map(|byte| -(dmin * f32::from(byte >> 4))),
+                codes: b.codes(i),
+            }
         }
     });
 }
 
-fn q3_k(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<k::Q3_K>(row, |b| {
+fn q3_k(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &k::Q3_K| {
         let d = half(b.d);
-        let scale = |group| d * f32::from(b.group_scale(group));
-        with_sixteens(scale, |i| b.code(i)).for_each(&mut *show);
+        with_sixteens(move |sixteen| d * f32::from(b.group_scale(sixteen)), |i| b.codes(i))
     });
 }
 
-fn q6_k(row: &[u8], show: &mut dyn FnMut(Group)) {
-    each::<k::Q6_K>(row, |b| {
+fn q6_k(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |b: &k::Q6_K| {
         let d = half(b.d);
-        let scale = |group: usize| d * f32::from(b.scales[group]);
-        with_sixteens(scale, |i| b.code(i) + 96).for_each(&mut *show);
+        let codes = |i| b.codes(i).map(|code| code + 96);
+        with_sixteens(move |sixteen| d * f32::from(b.scales[sixteen]), codes)
     });
-}
-
-fn each<B: Pod>(row: &[u8], show: impl FnMut(&B)) {
-    bytemuck::cast_slice(row).iter().for_each(show);
 }
 
 fn half(bytes: [u8; 2]) -> f32 {
@@ -205,27 +189,24 @@ fn fifth_bits(codes: [u8; 32], bits: [u8; 4]) -> [u8; 32] {
 
 /// The groups of a block of 256 with a scale and a minimum for each 32.
 fn with_minima(
-    d: [u8; 2],
-    dmin: [u8; 2],
+    (d, dmin): ([u8; 2], [u8; 2]),
     scales: &[u8; 12],
-    code: impl Fn(usize) -> u8,
-) -> impl Iterator<Item = Group> {
+    codes: impl Fn(usize) -> [u8; 32],
+) -> impl Fn(usize) -> Group {
     let (d, dmin) = (half(d), half(dmin));
-    (0..8).map(move |group| {
-        let (scale, min) = k::scale_and_min(scales, group);
-        let codes = std::array::from_fn(|i| code(32 * group + i));
-        Group::of(d * f32::from(scale), -(dmin * f32::from(min)), codes)
-    })
+    let [scales, mins] = k::scales_and_mins(scales);
+    let scales = scales.map(|scale| d * f32::from(scale));
+    let mins = mins.map(|min| -(dmin * f32::from(min)));
+    move |i| Group::of(scales[i], mins[i], codes(i))
 }
 
 /// The groups of a block of 256 with a scale for each 16.
 fn with_sixteens(
     scale: impl Fn(usize) -> f32,
-    code: impl Fn(usize) -> u8,
-) -> impl Iterator<Item = Group> {
-    (0..8).map(move |group| Group {
-        scales: [scale(2 * group), scale(2 * group + 1)],
-        mins: [0.0; 2],
-        codes: std::array::from_fn(|i| code(32 * group + i)),
-    })
+    codes: impl Fn(usize) -> [u8; 32],
+) -> impl Fn(usize) -> Group {
+    move |i| {
+        let scales = [scale(2 * i), scale(2 * i + 1)];
+        Group { scales, mins: [0.0; 2], codes: codes(i) }
+    }
 }

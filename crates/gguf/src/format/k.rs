@@ -15,7 +15,7 @@ const ELEMENTS: usize = 256;
 pub struct Q2_K {
     /// Per group: the scale `sc` in the low nibble, the minimum `m` in the high one.
     pub scales: [u8; 16],
-    /// Codes, four a byte; see [`Q2_K::code`].
+    /// Codes, four a byte; see [`Q2_K::codes`].
     pub qs: [u8; 64],
     /// Scale of the scales, f16.
     pub d: [u8; 2],
@@ -27,7 +27,7 @@ pub struct Q2_K {
 #[repr(C)]
 #[derive(Copy, Clone, Debug, Pod, Zeroable)]
 pub struct Q3_K {
-    /// Third bits; see [`Q3_K::code`].
+    /// Third bits; see [`Q3_K::codes`].
     pub hmask: [u8; 32],
     /// Lower two bits, four a byte.
     pub qs: [u8; 64],
@@ -45,9 +45,9 @@ pub struct Q4_K {
     pub d: [u8; 2],
     /// Scale of the minima, f16.
     pub dmin: [u8; 2],
-    /// Eight scales and eight minima of 6 bits; see [`scale_and_min`].
+    /// Eight scales and eight minima of 6 bits; see [`scales_and_mins`].
     pub scales: [u8; 12],
-    /// Codes, two a byte; see [`Q4_K::code`].
+    /// Codes, two a byte; see [`Q4_K::codes`].
     pub qs: [u8; 128],
 }
 
@@ -59,9 +59,9 @@ pub struct Q5_K {
     pub d: [u8; 2],
     /// Scale of the minima, f16.
     pub dmin: [u8; 2],
-    /// Eight scales and eight minima of 6 bits; see [`scale_and_min`].
+    /// Eight scales and eight minima of 6 bits; see [`scales_and_mins`].
     pub scales: [u8; 12],
-    /// Fifth bits; see [`Q5_K::code`].
+    /// Fifth bits; see [`Q5_K::codes`].
     pub qh: [u8; 32],
     /// Lower four bits, two a byte.
     pub qs: [u8; 128],
@@ -71,7 +71,7 @@ pub struct Q5_K {
 #[repr(C)]
 #[derive(Copy, Clone, Debug, Pod, Zeroable)]
 pub struct Q6_K {
-    /// Lower four bits, two a byte; see [`Q6_K::code`].
+    /// Lower four bits, two a byte; see [`Q6_K::codes`].
     pub ql: [u8; 128],
     /// Upper two bits, four a byte.
     pub qh: [u8; 64],
@@ -93,19 +93,21 @@ pub struct Q8_K {
     pub bsums: [[u8; 2]; 16],
 }
 
-/// The scale and the minimum of group `group` of 8 in [`Q4_K`] and [`Q5_K`]. Groups 0 to 3 use the
+/// The scales and the minima of the eight groups of [`Q4_K`] and [`Q5_K`]. Groups 0 to 3 use the
 /// lower six bits of a byte each. The lower four bits of the other groups share bytes 8 to 11, and
 /// their upper two bits are those of bytes 0 to 7.
-pub fn scale_and_min(scales: &[u8; 12], group: usize) -> (u8, u8) {
-    if group < 4 {
-        return (scales[group] & 63, scales[group + 4] & 63);
-    }
-    let low = scales[group + 4];
-    let (scale_high, min_high) = (scales[group - 4] >> 6, scales[group] >> 6);
-    ((low & 15) | (scale_high << 4), (low >> 4) | (min_high << 4))
+pub fn scales_and_mins(scales: &[u8; 12]) -> [[u8; 8]; 2] {
+    let (words, _) = scales.as_chunks();
+    let [a, b, c] = [0, 1, 2].map(|i: usize| u32::from_le_bytes(words[i]));
+    let (low, four, two) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x0303_0303);
+    let both = |lower: u32, fours: u32| {
+        let upper = (fours & four) | (lower >> 6 & two) << 4;
+        (u64::from(lower & low) | u64::from(upper) << 32).to_le_bytes()
+    };
+    [both(a, c), both(b, c >> 4)]
 }
 
-/// Stores scale and minimum of a group, for [`scale_and_min`].
+/// Stores scale and minimum of a group, for [`scales_and_mins`].
 fn put_scale_and_min(scales: &mut [u8; 12], group: usize, scale: u8, min: u8) {
     if group < 4 {
         scales[group] |= scale;
@@ -117,10 +119,20 @@ fn put_scale_and_min(scales: &mut [u8; 12], group: usize, scale: u8, min: u8) {
     }
 }
 
+/// Two bits of each of 32 elements. A byte holds four, which are 32 apart.
+fn two_bits(bytes: &[u8; 64], part: usize) -> [u8; 32] {
+    bytes.as_chunks().0[part / 4].map(|byte| (byte >> (part % 4 * 2)) & 3)
+}
+
+/// Four bits of each of 32 elements. A byte holds two, which are 32 apart.
+fn nibbles(bytes: &[u8; 128], part: usize) -> [u8; 32] {
+    bytes.as_chunks().0[part / 2].map(|byte| (byte >> (part % 2 * 4)) & 15)
+}
+
 impl Q2_K {
-    /// The code of element `i`, 0 to 3. A byte holds elements that are 32 apart.
-    pub fn code(&self, i: usize) -> u8 {
-        (self.qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3
+    /// The codes of 32 elements, 0 to 3. A byte holds elements that are 32 apart.
+    pub fn codes(&self, part: usize) -> [u8; 32] {
+        two_bits(&self.qs, part)
     }
 
     fn put_code(&mut self, i: usize, code: u8) {
@@ -129,12 +141,11 @@ impl Q2_K {
 }
 
 impl Q3_K {
-    /// The code of element `i`, 0 to 7. Bytes of `qs` as in [`Q2_K`]; a byte of `hmask` holds the
+    /// The codes of 32 elements, 0 to 7. Bytes of `qs` as in [`Q2_K`]; a byte of `hmask` holds the
     /// third bits of eight elements that are 32 apart.
-    pub fn code(&self, i: usize) -> u8 {
-        let low = (self.qs[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2)) & 3;
-        let high = (self.hmask[i % 32] >> (i / 32)) & 1;
-        low | (high << 2)
+    pub fn codes(&self, part: usize) -> [u8; 32] {
+        let low = two_bits(&self.qs, part);
+        std::array::from_fn(|i| low[i] | ((self.hmask[i] >> part) & 1) << 2)
     }
 
     /// The scale of group `group` of 16, -32 to 31. The lower four bits are nibbles of the first
@@ -158,9 +169,9 @@ impl Q3_K {
 }
 
 impl Q4_K {
-    /// The code of element `i`, 0 to 15. A byte holds two elements that are 32 apart.
-    pub fn code(&self, i: usize) -> u8 {
-        (self.qs[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15
+    /// The codes of 32 elements, 0 to 15. A byte holds two elements that are 32 apart.
+    pub fn codes(&self, part: usize) -> [u8; 32] {
+        nibbles(&self.qs, part)
     }
 
     fn put_code(&mut self, i: usize, code: u8) {
@@ -169,12 +180,11 @@ impl Q4_K {
 }
 
 impl Q5_K {
-    /// The code of element `i`, 0 to 31. Bytes of `qs` as in [`Q4_K`]; a byte of `qh` holds the
+    /// The codes of 32 elements, 0 to 31. Bytes of `qs` as in [`Q4_K`]; a byte of `qh` holds the
     /// fifth bits of eight elements that are 32 apart.
-    pub fn code(&self, i: usize) -> u8 {
-        let low = (self.qs[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4)) & 15;
-        let high = (self.qh[i % 32] >> (i / 32)) & 1;
-        low | (high << 4)
+    pub fn codes(&self, part: usize) -> [u8; 32] {
+        let low = nibbles(&self.qs, part);
+        std::array::from_fn(|i| low[i] | ((self.qh[i] >> part) & 1) << 4)
     }
 
     fn put_code(&mut self, i: usize, code: u8) {
@@ -184,13 +194,12 @@ impl Q5_K {
 }
 
 impl Q6_K {
-    /// The code of element `i`, 0 to 63. A byte of `ql` holds elements that are 64 apart, a byte
+    /// The codes of 32 elements, 0 to 63. A byte of `ql` holds elements that are 64 apart, a byte
     /// of `qh` those that are 32 apart.
-    pub fn code(&self, i: usize) -> u8 {
-        let (half, j) = (i / 128, i % 128);
-        let low = (self.ql[half * 64 + j % 64] >> (j / 64 * 4)) & 15;
-        let high = (self.qh[half * 32 + j % 32] >> (j / 32 * 2)) & 3;
-        low | (high << 4)
+    pub fn codes(&self, part: usize) -> [u8; 32] {
+        let low: &[u8; 32] = &self.ql.as_chunks().0[part / 4 * 2 + part % 2];
+        let high = two_bits(&self.qh, part);
+        std::array::from_fn(|i| (low[i] >> (part % 4 / 2 * 4)) & 15 | high[i] << 4)
     }
 
     fn put_code(&mut self, i: usize, code: u8) {
@@ -200,16 +209,34 @@ impl Q6_K {
     }
 }
 
+/// Writes the values of a block: `value` gives one by the number of its sixteen elements and its
+/// code.
+fn put_values(
+    out: &mut [f32],
+    codes: impl Fn(usize) -> [u8; 32],
+    value: impl Fn(usize, u8) -> f32,
+) {
+    for (part, out) in out.chunks_exact_mut(32).enumerate() {
+        for (i, (to, code)) in out.iter_mut().zip(codes(part)).enumerate() {
+            *to = value(2 * part + i / 16, code);
+        }
+    }
+}
+
 impl Block for Q2_K {
     const ELEMENTS: usize = ELEMENTS;
 
     fn dequantize(&self, out: &mut [f32]) {
         let (d, dmin) = (scale(self.d), scale(self.dmin));
-        for (i, value) in out.iter_mut().enumerate() {
-            let group = self.scales[i / 16];
-            let (sc, m) = (d * f32::from(group & 15), dmin * f32::from(group >> 4));
-            *value = sc * f32::from(self.code(i)) - m;
-        }
+        put_values(
+            out,
+            |part| self.codes(part),
+            |group, code| {
+                let group = self.scales[group];
+                let (sc, m) = (d * f32::from(group & 15), dmin * f32::from(group >> 4));
+                sc * f32::from(code) - m
+            },
+        );
     }
 
     fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
@@ -228,10 +255,11 @@ impl Block for Q3_K {
 
     fn dequantize(&self, out: &mut [f32]) {
         let d = scale(self.d);
-        for (i, value) in out.iter_mut().enumerate() {
-            let sc = d * f32::from(self.group_scale(i / 16));
-            *value = sc * f32::from(self.code(i) as i8 - 4);
-        }
+        put_values(
+            out,
+            |part| self.codes(part),
+            |group, code| d * f32::from(self.group_scale(group)) * f32::from(code as i8 - 4),
+        );
     }
 
     fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
@@ -248,7 +276,7 @@ impl Block for Q3_K {
     }
 }
 
-/// Implements [`Block`] for 8 groups of 32 with [`scale_and_min`] and codes from 0 to `top`.
+/// Implements [`Block`] for 8 groups of 32 with [`scales_and_mins`] and codes from 0 to `top`.
 macro_rules! affine_groups {
     ($($name:ident $top:literal;)*) => {$(
         impl Block for $name {
@@ -256,10 +284,11 @@ macro_rules! affine_groups {
 
             fn dequantize(&self, out: &mut [f32]) {
                 let (d, dmin) = (scale(self.d), scale(self.dmin));
-                for (i, value) in out.iter_mut().enumerate() {
-                    let (sc, m) = scale_and_min(&self.scales, i / 32);
-                    *value = d * f32::from(sc) * f32::from(self.code(i)) - dmin * f32::from(m);
-                }
+                let [scales, mins] = scales_and_mins(&self.scales);
+                put_values(out, |part| self.codes(part), |sixteen, code| {
+                    let (sc, m) = (scales[sixteen / 2], mins[sixteen / 2]);
+                    d * f32::from(sc) * f32::from(code) - dmin * f32::from(m)
+                });
             }
 
             fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {
@@ -287,10 +316,11 @@ impl Block for Q6_K {
 
     fn dequantize(&self, out: &mut [f32]) {
         let d = scale(self.d);
-        for (i, value) in out.iter_mut().enumerate() {
-            let sc = d * f32::from(self.scales[i / 16]);
-            *value = sc * f32::from(self.code(i) as i8 - 32);
-        }
+        put_values(
+            out,
+            |part| self.codes(part),
+            |group, code| d * f32::from(self.scales[group]) * f32::from(code as i8 - 32),
+        );
     }
 
     fn quantize(values: &[f32], weights: &[f32]) -> Option<Self> {

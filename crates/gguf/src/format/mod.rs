@@ -19,7 +19,7 @@ mod sparse_rows;
 mod table;
 
 pub use block::Block;
-pub use group::{Group, GroupReader};
+pub use group::{GroupReader, Groups};
 pub use groups::{Codes, coded_blocks, groups};
 pub use runs::{CodedBlock, CodedBlockReader};
 pub use table::Format;

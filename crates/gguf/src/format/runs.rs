@@ -3,7 +3,7 @@
 use bytemuck::Pod;
 
 use super::block::Block;
-use super::group::{Group, GroupReader};
+use super::group::{Group, GroupReader, Groups};
 
 /// Elements of a run.
 pub(super) const RUN: usize = 8;
@@ -48,17 +48,17 @@ const fn floats(codebook: &[i8; 16]) -> [f32; 16] {
     numbers
 }
 
-/// Passes all groups of a row of such blocks to a callback.
-fn groups<B: Runs>(row: &[u8], show: &mut dyn FnMut(Group)) {
-    for block in bytemuck::cast_slice::<_, B>(row) {
+/// Reads a row of such blocks.
+fn read_groups<B: Runs>(row: &[u8], groups: &mut Groups) {
+    groups.read(row, |block: &B| {
         let block_scale = block.block_scale();
-        for first in (0..<B as Runs>::ELEMENTS / RUN).step_by(32 / RUN) {
-            let runs: [_; 32 / RUN] = std::array::from_fn(|i| block.run(first + i));
+        move |group| {
+            let runs: [_; 32 / RUN] = std::array::from_fn(|i| block.run(32 / RUN * group + i));
             let scales = [0, 2].map(|i| block_scale * f32::from(runs[i].0));
             let codes = std::array::from_fn(|i| runs[i / RUN].1[i % RUN]);
-            show(Group { scales, mins: [0.0; 2], codes });
+            Group { scales, mins: [0.0; 2], codes }
         }
-    }
+    });
 }
 
 /// 256 columns of a row: `scale * scales[i / 16] * codebook[codes[i]]`.
@@ -87,7 +87,7 @@ impl Readers {
     pub(super) fn of<B: Runs>() -> Readers {
         let has_256 = <B as Runs>::ELEMENTS == 256;
         let block: Option<CodedBlockReader> = if has_256 { Some(coded_block::<B>) } else { None };
-        Readers { codebook: &B::CODEBOOK, groups: groups::<B>, block }
+        Readers { codebook: &B::CODEBOOK, groups: read_groups::<B>, block }
     }
 }
 
