@@ -3,7 +3,7 @@
 //! pages) belongs to the model; the engine only numbers the pages. This crate must not know text,
 //! scheduling, or any particular device.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod batch;
 pub mod candidates;
@@ -17,6 +17,7 @@ mod layer_split;
 mod mock;
 mod observe;
 mod parallel;
+mod pool;
 mod sampling;
 mod stats;
 mod step;
@@ -35,6 +36,7 @@ pub use layer_split::LayerSplit;
 pub use mock::Mock;
 pub use observe::{InputRow, Matmul, Observer};
 pub use parallel::{MAX_ROW_THREADS, for_each_row};
+pub use pool::{Pool, Worker};
 pub use sampling::{Penalties, ReferenceSampler, SamplingParams, are_samplable, argmax};
 pub use stats::{
     ExpertCacheStats, ExpertPart, ExpertStats, ExpertTimes, ModelStats, StageProfile, WeightLayout,

@@ -3,11 +3,12 @@
 
 use std::time::Instant;
 
+use bodkin_backend::Pool;
+
 use crate::config::Cpu;
 use crate::linear::{
     Activations, OutRows, PackedLayout, PackedWeight, SourceRows, SparsePacker, matmul,
 };
-use crate::pool::Pool;
 
 /// Bytes of the dense slice: enough that starting the threads does not matter.
 const SLICE_BYTES: usize = 4 << 20;

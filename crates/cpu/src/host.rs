@@ -15,9 +15,10 @@ mod system;
 
 use std::time::Instant;
 
+use bodkin_backend::Pool;
+
 use crate::isa::Isa;
 use crate::memory::AlignedMemory;
-use crate::pool::Pool;
 use crate::shared::Shared;
 use crate::vector::{Vector, dispatch};
 

@@ -16,7 +16,6 @@ mod memory;
 mod model;
 mod observe;
 mod ops;
-mod pool;
 mod profile;
 mod program;
 mod shared;
@@ -30,7 +29,7 @@ mod weights;
 use std::sync::Arc;
 
 use bodkin_backend::{
-    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Progress, Result,
+    Backend, DeviceInfo, DeviceKind, Error, KvType, Limits, Memory, Model, Pool, Progress, Result,
 };
 use bodkin_gguf::File;
 use bodkin_model::{Plan, RecurrentState};
@@ -39,6 +38,9 @@ pub use config::{Cpu, Fusions, MAX_THREADS, Sparse};
 pub use host::available_memory;
 pub use isa::Isa;
 pub use memory::mapped_bytes;
+
+/// What the names of threads begin with.
+const THREAD_NAME: &str = "bodkin-cpu";
 
 impl Backend for Cpu {
     fn name(&self) -> String {
@@ -64,7 +66,7 @@ impl Backend for Cpu {
     }
 
     fn measure_bandwidth(&self) -> Result<f64> {
-        let mut pool = pool::Pool::new(self.threads).expect("threads that have run before");
+        let mut pool = Pool::new(THREAD_NAME, self.threads).expect("threads that have run before");
         Ok(host::measure_bandwidth(self.isa, &mut pool))
     }
 
@@ -95,7 +97,7 @@ impl Backend for Cpu {
             return Err(Error::Unsupported { backend: self.name(), what });
         }
         let failed = |e| Error::Config(format!("cannot start {} threads: {e}", self.threads));
-        let mut pool = pool::Pool::new(self.threads).map_err(failed)?;
+        let mut pool = Pool::new(THREAD_NAME, self.threads).map_err(failed)?;
         let slots = model::expert_slots(self, &plan, limits);
         if let Some(weight) = expert_cache::derived_weight(&plan, file).filter(|_| slots.is_some())
         {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bodkin_backend::{
     self as backend, Batch, Error, ExpertStats, HostSampler, Limits, Matmul, Memory, Model,
-    ModelStats, Observer, PAGE_TOKENS, Result, Sink, StateBlock, Transfer, WeightLayout,
+    ModelStats, Observer, PAGE_TOKENS, Pool, Result, Sink, StateBlock, Transfer, WeightLayout,
 };
 use bodkin_gguf::File;
 use bodkin_model::{Entries, Op, Plan, RecurrentState, Rope, RopeTable, WeightId};
@@ -22,7 +22,6 @@ use crate::linear::{
 use crate::lower::lower;
 use crate::memory::AlignedMemory;
 use crate::ops::delta_rule;
-use crate::pool::Pool;
 use crate::profile::Times;
 use crate::program::Program;
 use crate::shared::Shared;

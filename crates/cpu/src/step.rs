@@ -14,7 +14,8 @@ use std::time::Instant;
 
 use bodkin_model::Rows;
 
-use crate::pool::Worker;
+use bodkin_backend::Worker;
+
 use crate::program::{RowOp, Stage};
 use attention::AttentionStage;
 use context::StepContext;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bodkin_backend::{Progress, WeightLayout};
+use bodkin_backend::{Pool, Progress, WeightLayout};
 use bodkin_gguf::{File, Format, Tensor};
 use bodkin_model::{Op, Plan, Weight, WeightId};
 
@@ -16,7 +16,6 @@ use crate::linear::{
     ActivationFormat, PackedLayout, PackedWeight, SourceRows, float_layout, has_columns,
     pack_columns,
 };
-use crate::pool::Pool;
 
 /// A weight in every representation that the plan uses.
 #[derive(Default)]

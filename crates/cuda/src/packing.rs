@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use bodkin_gguf::Format;
-use rayon::prelude::*;
 
 use crate::constants::TILE_ROWS;
 use crate::packed::{Shape, pack};
@@ -45,7 +44,6 @@ impl<'a> Piece<'a> {
 }
 
 /// Packs all pieces.
-pub(crate) fn pack_all<'a>(pieces: impl IntoIterator<Item = Piece<'a>>) {
-    let pieces: Vec<Piece<'_>> = pieces.into_iter().flat_map(Piece::split).collect();
-    threads::on_all(|| pieces.into_par_iter().with_max_len(1).for_each(Piece::pack));
+pub(crate) fn pack_all<'a>(pieces: impl Iterator<Item = Piece<'a>> + Send) {
+    threads::for_each(pieces.flat_map(Piece::split), Piece::pack);
 }

@@ -1,18 +1,35 @@
-//! The threads that load weights and read experts. A program that uses the library may wait for a
-//! model on all threads of rayon's own pool.
+//! The threads that load weights and read experts. They spin for a moment before they sleep, so
+//! that requests of a step which follow each other find them awake.
 
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
+use std::thread::available_parallelism;
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use bodkin_backend::Pool;
 
-static POOL: OnceLock<Option<ThreadPool>> = OnceLock::new();
+/// None before its first use, and after a panic.
+static POOL: Mutex<Option<Pool>> = Mutex::new(None);
 
-/// Runs work whose parallel iterators use these threads; where the system has none, it runs on
-/// rayon's own.
-pub(crate) fn on_all<R: Send>(work: impl FnOnce() -> R + Send) -> R {
-    let make = || ThreadPoolBuilder::new().thread_name(|i| format!("load-{i}")).build().ok();
-    match POOL.get_or_init(make) {
-        Some(pool) => pool.install(work),
-        None => work(),
-    }
+/// Passes each item to `work`, on all threads.
+///
+/// # Panics
+/// If `work` does.
+pub(crate) fn for_each<T>(items: impl Iterator<Item = T> + Send, work: impl Fn(T) + Sync) {
+    let items = Mutex::new(items);
+    let mut shared = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pool = shared.take().unwrap_or_else(start);
+    pool.run(&|_| {
+        loop {
+            let next = items.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(item) = next else { return };
+            work(item);
+        }
+    });
+    *shared = Some(pool);
+}
+
+/// A thread for each core; only the caller where the system has no more.
+fn start() -> Pool {
+    let threads = available_parallelism().map_or(1, usize::from);
+    let pool = Pool::new("load", threads).or_else(|_| Pool::new("load", 1));
+    pool.expect("one thread is the caller")
 }

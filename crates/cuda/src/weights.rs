@@ -375,7 +375,8 @@ fn pack_tiles(
     tiles: Range<usize>,
     (packed, exponents): (&mut [u8], &mut [u8]),
 ) {
-    pack_all([Piece { shape, format: weight.format, data, tiles, packed, exponents }]);
+    let piece = Piece { shape, format: weight.format, data, tiles, packed, exponents };
+    pack_all(std::iter::once(piece));
 }
 
 #[cfg(test)]

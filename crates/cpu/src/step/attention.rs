@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use bodkin_model::Attention;
 
 use super::context::StepContext;
+use bodkin_backend::Worker;
+
 use crate::ops::attention::{
     PartialSoftmax, QueryTile, SPLIT_TOKENS, TILE_ROWS, VisibleRange, attend_split,
 };
-use crate::pool::Worker;
 use crate::program::Operand;
 use crate::shared::Shared;
 

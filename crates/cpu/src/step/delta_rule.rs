@@ -11,8 +11,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::context::StepContext;
+use bodkin_backend::Worker;
+
 use crate::ops::delta_rule::{COLUMNS, RuleToken, delta_rule, scratch_len, state_len};
-use crate::pool::Worker;
 use crate::program::DeltaRuleStage;
 
 /// Heads for each thread from which on they are not divided: each part of a head prepares its

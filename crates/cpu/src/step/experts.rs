@@ -9,9 +9,10 @@ use bodkin_gguf::File;
 use bodkin_model::Rows;
 
 use super::context::StepContext;
+use bodkin_backend::Worker;
+
 use crate::expert_cache::{ExpertCache, Location};
 use crate::linear::{ActivationFormats, OutRows, PackedWeight, matmul};
-use crate::pool::Worker;
 use crate::program::{ExpertPermutation, Linear, Operand};
 
 /// How often each thread of a grouped GEMM claims a run of panels.

@@ -6,7 +6,7 @@
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use bodkin_backend::{PAGE_TOKENS, PageTable, Span};
+use bodkin_backend::{PAGE_TOKENS, PageTable, Span, Worker};
 use bodkin_model::{Attention, Indexer};
 
 use super::context::StepContext;
@@ -14,7 +14,6 @@ use crate::kv::{EntryPlace, KvBuffers, KvView};
 use crate::ops::attention::{PartialSoftmax, QueryTile, SPLIT_TOKENS, TILE_ROWS, VisibleRange};
 use crate::ops::attention::{add_indexer_scores, attend_split};
 use crate::ops::select::select;
-use crate::pool::Worker;
 use crate::program::{GatheredStage, SelectStage};
 use crate::shared::Shared;
 

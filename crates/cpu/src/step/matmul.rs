@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use bodkin_model::Rows;
 
 use super::context::StepContext;
+use bodkin_backend::Worker;
+
 use crate::linear::{OutRows, matmul};
 use crate::memory::prefetch_l2;
-use crate::pool::Worker;
 use crate::program::{Linear, Operand, Stage};
 use crate::shared::Shared;
 

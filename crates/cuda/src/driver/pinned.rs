@@ -6,7 +6,6 @@ use bodkin_backend::Result;
 use bytemuck::Pod;
 use cudarc::driver::sys;
 use memmap2::MmapMut;
-use rayon::prelude::*;
 
 use super::{Device, failed};
 use crate::threads;
@@ -77,7 +76,7 @@ fn registered(bytes: usize) -> Option<MmapMut> {
         let _ = memory.advise(advice);
     }
     let touch = |part: &mut [u8]| part.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
-    threads::on_all(|| memory.par_chunks_mut(LARGE_BYTES).for_each(touch));
+    threads::for_each(memory.chunks_mut(LARGE_BYTES), touch);
     let start = memory.as_mut_ptr().cast();
     let mut on_device = 0;
     // SAFETY: the memory is this long, and is unregistered before it is unmapped. The pointer is to

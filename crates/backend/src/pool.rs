@@ -1,7 +1,9 @@
 //! A pool of threads that run one function together, with barriers. A step of the model is one call
 //! of [`Pool::run`]. Barriers between its stages spin, because a stage takes microseconds. The
 //! pools of a process that have several threads take turns, as threads that spin would take the
-//! cores from each other.
+//! cores from each other. The only module of this crate with `unsafe` code.
+
+#![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -18,35 +20,35 @@ const YIELDS: u32 = 50;
 static TURN: Mutex<()> = Mutex::new(());
 
 /// A fixed number of threads; the caller of [`Pool::run`] is one of them.
-pub(crate) struct Pool {
+pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
 }
 
 /// A thread of the pool while it runs a function.
-pub(crate) struct Worker<'a> {
+pub struct Worker<'a> {
     /// The index of the thread; 0 is the caller.
-    pub(crate) index: usize,
+    pub index: usize,
     /// The number of threads.
-    pub(crate) threads: usize,
+    pub threads: usize,
     barrier: &'a Barrier,
 }
 
 impl Worker<'_> {
     /// Returns when all threads have called it. Their earlier writes are visible afterwards.
-    pub(crate) fn barrier(&self) {
+    pub fn barrier(&self) {
         self.barrier.wait(self.threads, || (), || ());
     }
 
     /// As [`Worker::barrier`]. The last thread to arrive calls `serial` before it releases the
     /// others, so that serial work costs no barrier of its own. The others call `meanwhile`
     /// repeatedly.
-    pub(crate) fn barrier_then(&self, serial: impl FnOnce(), meanwhile: impl FnMut()) {
+    pub fn barrier_then(&self, serial: impl FnOnce(), meanwhile: impl FnMut()) {
         self.barrier.wait(self.threads, serial, meanwhile);
     }
 
     /// This thread's contiguous share of `0..n`.
-    pub(crate) fn share(&self, n: usize) -> std::ops::Range<usize> {
+    pub fn share(&self, n: usize) -> std::ops::Range<usize> {
         n * self.index / self.threads..n * (self.index + 1) / self.threads
     }
 }
@@ -107,8 +109,11 @@ fn spin_while(mut condition: impl FnMut() -> bool) {
 }
 
 impl Pool {
-    /// Starts `threads - 1` workers.
-    pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
+    /// Starts `threads - 1` workers, whose names begin with `name`.
+    ///
+    /// # Errors
+    /// If the system has no more threads.
+    pub fn new(name: &str, threads: usize) -> std::io::Result<Pool> {
         assert!(threads > 0, "the caller is a thread");
         let shared = Arc::new(Shared {
             epoch: AtomicUsize::new(0),
@@ -122,7 +127,7 @@ impl Pool {
         });
         let start = |index| {
             let shared = Arc::clone(&shared);
-            let name = format!("bodkin-cpu-{index}");
+            let name = format!("{name}-{index}");
             std::thread::Builder::new().name(name).spawn(move || shared.work(index, threads))
         };
         // If a thread fails to start, dropping the pool ends the others.
@@ -134,7 +139,7 @@ impl Pool {
     }
 
     /// The number of threads, the caller included.
-    pub(crate) fn threads(&self) -> usize {
+    pub fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
@@ -142,7 +147,7 @@ impl Pool {
     ///
     /// # Panics
     /// If `function` panics on any thread. The pool cannot be used any more then.
-    pub(crate) fn run(&mut self, function: &(dyn Fn(&Worker<'_>) + Sync)) {
+    pub fn run(&mut self, function: &(dyn Fn(&Worker<'_>) + Sync)) {
         let threads = self.threads();
         let _turn = (threads > 1).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
         assert!(!self.shared.barrier.is_broken.load(SeqCst), "a thread of the pool has panicked");
@@ -243,8 +248,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_meet_at_every_barrier() {
-        let mut pool = Pool::new(3).unwrap();
+    fn threads_wait_at_every_barrier() {
+        let mut pool = Pool::new("test", 3).unwrap();
         let counters: Vec<AtomicUsize> = (0..100).map(|_| AtomicUsize::new(0)).collect();
         for round in 1..50 {
             pool.run(&|worker| {
@@ -260,7 +265,7 @@ mod tests {
     #[test]
     fn a_panic_on_any_thread_ends_the_run_and_the_pool() {
         for index in 0..3 {
-            let mut pool = Pool::new(3).unwrap();
+            let mut pool = Pool::new("test", 3).unwrap();
             let fail = |worker: &Worker<'_>| {
                 worker.barrier();
                 assert!(worker.index != index, "on purpose");
@@ -274,7 +279,7 @@ mod tests {
 
     #[test]
     fn sleeping_workers_wake() {
-        let mut pool = Pool::new(2).unwrap();
+        let mut pool = Pool::new("test", 2).unwrap();
         for _ in 0..3 {
             std::thread::sleep(std::time::Duration::from_millis(30));
             let ran = AtomicUsize::new(0);
