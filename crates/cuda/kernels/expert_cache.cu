@@ -3,6 +3,9 @@
 // have just chosen take the slots of those that are used less. A table of addresses tells matmuls
 // where an expert's tiles are, so the cache changes no result.
 //
+// In steps of several rows, chosen experts that get no slot are streamed: copied as well, for this step.
+// All layers have the same memory for them.
+//
 // Where experts stay in the model's file, some of them are in memory of the host, and none of these is
 // also on the device: an expert that gets a slot is exchanged with the one that had it.
 //
@@ -30,9 +33,11 @@ struct Experts {
     float *scores;
     u32 *slots;
     u32 *are_chosen; // since the last update
+    u32 *streamed; // where each is among those that are streamed, or NO_SLOT
 
     __device__ __forceinline__ Experts(u32 count, float *shared)
-        : count(count), scores(shared), slots((u32 *)(shared + count)), are_chosen(slots + count) {}
+        : count(count), scores(shared), slots((u32 *)(shared + count)), are_chosen(slots + count),
+          streamed(are_chosen + count) {}
 
     // Reads the cache, and adds the rows' choices to the scores.
     __device__ __forceinline__ void read(const CachedLayer &layer) {
@@ -40,6 +45,7 @@ struct Experts {
             u32 is_chosen = layer.counts[expert] != layer.last_counts[expert];
             are_chosen[expert] = is_chosen;
             slots[expert] = layer.slots[expert];
+            streamed[expert] = NO_SLOT;
             scores[expert] = layer.scores[expert] * EXPERT_SCORE_DECAY + (is_chosen ? 1.0f : 0.0f);
         }
         __syncthreads();
@@ -61,18 +67,19 @@ struct Experts {
         return best;
     }
 
-    // By a warp: lists the first chosen experts without a slot, by their numbers. Returns their count.
-    __device__ __forceinline__ u32 first_missed(u32 *list) const {
+    // By a warp: calls `take(expert, i)` for the first `most` chosen experts without a slot, by their
+    // numbers. Returns their count.
+    template <class Take> __device__ __forceinline__ u32 first_missed(u32 most, const Take &take) const {
         u32 found = 0;
-        for (u32 first = 0; first < count && found < SPARE_SLOTS; first += 32) {
+        for (u32 first = 0; first < count && found < most; first += 32) {
             u32 expert = first + threadIdx.x;
             bool is_missed = expert < count && are_chosen[expert] && slots[expert] == NO_SLOT;
             u32 missed = __ballot_sync(~0u, is_missed), rank = found + __popc(missed & (1u << threadIdx.x) - 1);
-            if (is_missed && rank < SPARE_SLOTS) list[rank] = expert;
+            if (is_missed && rank < most) take(expert, rank);
             found += __popc(missed);
         }
         __syncwarp();
-        return min(found, SPARE_SLOTS);
+        return min(found, most);
     }
 
     // By a warp: the chosen experts that have a slot, or those that have none.
@@ -120,7 +127,8 @@ struct Fills {
         if (threadIdx.x < SPARE_SLOTS) spares[threadIdx.x] = layer.spares[threadIdx.x];
         if (threadIdx.x == 0) count = 0;
         __syncwarp();
-        u32 in_spares = uses_spares ? experts.first_missed(missed) : 0;
+        auto list_missed = [&](u32 expert, u32 i) { missed[i] = expert; };
+        u32 in_spares = uses_spares ? experts.first_missed(SPARE_SLOTS, list_missed) : 0;
         for (u32 i = 0; i < in_spares && spares[i] != NO_SLOT; i++) {
             add(experts, {experts.scores[missed[i]], missed[i]}, spares + i);
         }
@@ -128,10 +136,10 @@ struct Fills {
     }
 };
 
-// Copies the block's part of an expert's tiles from the host.
-DEVICE void copy_tiles(const CachedWeight &weight, const Fill &fill) {
-    const uint4 *from = (const uint4 *)weight.host[fill.expert];
-    uint4 *to = (uint4 *)(weight.slots + fill.slot * weight.expert_bytes);
+// Copies the block's part of an expert's tiles from the host to place `i` of `places`.
+DEVICE void copy_tiles(const CachedWeight &weight, u32 expert, u8 *places, u32 i) {
+    const uint4 *from = (const uint4 *)weight.host[expert];
+    uint4 *to = (uint4 *)(places + i * weight.expert_bytes);
     u32 count = (u32)(weight.expert_bytes / sizeof(uint4)), step = gridDim.x * blockDim.x;
     for (u32 at = blockIdx.x * blockDim.x + threadIdx.x; at < count; at += 4 * step) {
         uint4 parts[4];
@@ -223,13 +231,25 @@ DEVICE void store_exchanges(const CachedLayer &layer, const Fills &fills) {
     __syncthreads();
 }
 
+// Stores where matmuls find the experts without a slot. Those in memory of the host may have come there
+// just now, or gone. By a block.
+DEVICE void store_misses(const CachedLayer &layer, const Experts &experts) {
+    for (u32 i = threadIdx.x; i < experts.count * layer.weight_count; i += blockDim.x) {
+        const CachedWeight &weight = layer.weights[i / experts.count];
+        u32 expert = i % experts.count, streamed = experts.streamed[expert];
+        if (experts.slots[expert] != NO_SLOT) continue;
+        u64 on_device = (u64)(weight.streamed + streamed * weight.expert_bytes);
+        weight.table[expert] = streamed != NO_SLOT ? on_device : weight.host[expert] | ON_HOST;
+    }
+}
+
 // Updates the caches of some layers whose experts rows have chosen: behind the choice, before
 // matmuls read the experts, or at the end of a step. Grid: (any, layers). Each block finds out by
 // itself which experts get slots and copies a part of their tiles; the last one to end stores the
 // layer's new state, which the others have read by then. It lets no dependent kernel start early: those
 // prefetch the tables of addresses before they wait for it.
 KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
-    extern __shared__ __align__(16) float shared[]; // [3, experts]
+    extern __shared__ __align__(16) float shared[]; // [4, experts]
     __shared__ Fills fills;
     __shared__ u32 missed[SPARE_SLOTS], hits, misses, is_last;
     const CachedLayer &layer = p.layers[blockIdx.y];
@@ -240,16 +260,26 @@ KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
         u32 with_slot = experts.count_chosen(true), without = experts.count_chosen(false);
         if (threadIdx.x == 0) hits = with_slot, misses = without;
         fills.choose(layer, experts, p.uses_spares, missed);
+        experts.first_missed(p.streamed, [&](u32 expert, u32 i) { experts.streamed[expert] = i; });
     }
     __syncthreads();
-    // The update behind the choice has been this layer's.
-    if (hits + misses == 0) return;
+    // The update behind the choice has been this layer's. What it streamed is gone.
+    if (hits + misses == 0) {
+        if (blockIdx.x == 0) store_misses(layer, experts);
+        return;
+    }
     bool in_file = are_in_file(layer);
     for (u32 i = 0; i < fills.count; i++) {
         if (!fills.list[i].is_copied) continue;
         for (u32 j = 0; j < layer.weight_count; j++) {
             if (in_file) exchange_tiles(layer.weights[j], fills.list[i]);
-            else copy_tiles(layer.weights[j], fills.list[i]);
+            else copy_tiles(layer.weights[j], fills.list[i].expert, layer.weights[j].slots, fills.list[i].slot);
+        }
+    }
+    for (u32 expert = 0; expert < experts.count; expert++) {
+        if (experts.streamed[expert] == NO_SLOT) continue;
+        for (u32 j = 0; j < layer.weight_count; j++) {
+            copy_tiles(layer.weights[j], expert, layer.weights[j].streamed, experts.streamed[expert]);
         }
     }
     if (in_file) copy_exponents(layer, experts, fills);
@@ -265,12 +295,7 @@ KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
         layer.scores[expert] = experts.scores[expert];
         layer.slots[expert] = experts.slots[expert];
     }
-    // Those in memory of the host may have come there just now, or gone.
-    for (u32 i = threadIdx.x; i < experts.count * layer.weight_count; i += blockDim.x) {
-        const CachedWeight &weight = layer.weights[i / experts.count];
-        u32 expert = i % experts.count;
-        if (experts.slots[expert] == NO_SLOT) weight.table[expert] = weight.host[expert] | ON_HOST;
-    }
+    store_misses(layer, experts);
     for (u32 i = threadIdx.x; i < fills.count * layer.weight_count; i += blockDim.x) {
         const CachedWeight &weight = layer.weights[i % layer.weight_count];
         const Fill &fill = fills.list[i / layer.weight_count];

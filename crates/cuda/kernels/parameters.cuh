@@ -1045,18 +1045,20 @@ struct CachedWeight {
     u64 *table;
     u64 *host; // [experts]: addresses of their tiles in memory of the host, or 0
     u8 *slots; // [slots] tiles on the device
+    u8 *streamed; // [streamed] tiles there, of experts without a slot, for one step
     u64 expert_bytes; // of one expert's tiles
     u8 *exponents; // [experts, exponent_bytes] on the device
     // of one expert's, which lie behind its tiles in memory of the host; or 0 if those on the device are always there
     u64 exponent_bytes;
 };
-static_assert(sizeof(CachedWeight) == 48);
+static_assert(sizeof(CachedWeight) == 56);
 static_assert(OFFSET(CachedWeight, table) == 0);
 static_assert(OFFSET(CachedWeight, host) == 8);
 static_assert(OFFSET(CachedWeight, slots) == 16);
-static_assert(OFFSET(CachedWeight, expert_bytes) == 24);
-static_assert(OFFSET(CachedWeight, exponents) == 32);
-static_assert(OFFSET(CachedWeight, exponent_bytes) == 40);
+static_assert(OFFSET(CachedWeight, streamed) == 24);
+static_assert(OFFSET(CachedWeight, expert_bytes) == 32);
+static_assert(OFFSET(CachedWeight, exponents) == 40);
+static_assert(OFFSET(CachedWeight, exponent_bytes) == 48);
 
 // The experts of a layer, and those that are cached.
 struct CachedLayer {
@@ -1071,17 +1073,17 @@ struct CachedLayer {
     u32 experts;
     u32 weight_count;
 };
-static_assert(sizeof(CachedLayer) == 256);
+static_assert(sizeof(CachedLayer) == 288);
 static_assert(OFFSET(CachedLayer, weights) == 0);
-static_assert(OFFSET(CachedLayer, counts) == 192);
-static_assert(OFFSET(CachedLayer, last_counts) == 200);
-static_assert(OFFSET(CachedLayer, scores) == 208);
-static_assert(OFFSET(CachedLayer, slots) == 216);
-static_assert(OFFSET(CachedLayer, spares) == 224);
-static_assert(OFFSET(CachedLayer, counters) == 232);
-static_assert(OFFSET(CachedLayer, finished_blocks) == 240);
-static_assert(OFFSET(CachedLayer, experts) == 248);
-static_assert(OFFSET(CachedLayer, weight_count) == 252);
+static_assert(OFFSET(CachedLayer, counts) == 224);
+static_assert(OFFSET(CachedLayer, last_counts) == 232);
+static_assert(OFFSET(CachedLayer, scores) == 240);
+static_assert(OFFSET(CachedLayer, slots) == 248);
+static_assert(OFFSET(CachedLayer, spares) == 256);
+static_assert(OFFSET(CachedLayer, counters) == 264);
+static_assert(OFFSET(CachedLayer, finished_blocks) == 272);
+static_assert(OFFSET(CachedLayer, experts) == 280);
+static_assert(OFFSET(CachedLayer, weight_count) == 284);
 
 // A request for a layer's chosen experts that are in the model's file.
 struct RequestExperts {
@@ -1103,12 +1105,12 @@ static_assert(OFFSET(RequestExperts, padding) == 28);
 struct UpdateExpertCache {
     const CachedLayer *layers;
     u32 uses_spares; // whether the first chosen experts without a slot are in the spare slots
-    u32 padding;
+    u32 streamed; // how many chosen experts without a slot are copied for this step
 };
 static_assert(sizeof(UpdateExpertCache) == 16);
 static_assert(OFFSET(UpdateExpertCache, layers) == 0);
 static_assert(OFFSET(UpdateExpertCache, uses_spares) == 8);
-static_assert(OFFSET(UpdateExpertCache, padding) == 12);
+static_assert(OFFSET(UpdateExpertCache, streamed) == 12);
 
 // A stage of the persistent kernel: an op with its parameters.
 struct Stage {

@@ -24,6 +24,32 @@ pub(crate) fn can_be_cached(plan: &Plan) -> Vec<bool> {
     can_be
 }
 
+/// Memory for missed experts of a layer, which steps of several rows copy to the device at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Streamed {
+    pub(crate) experts: usize,
+    /// Of one expert of any layer.
+    pub(crate) expert_bytes: usize,
+}
+
+impl Streamed {
+    /// Where each layer has `slots`: all that a layer can miss, but at most an eighth of the memory
+    /// of slots.
+    pub(crate) fn of(plan: &Plan, shard: Shard, slots: usize) -> Streamed {
+        let layers = routed_shapes(plan, shard);
+        let bytes = |layer: &Vec<Shape>| layer.iter().map(Shape::expert_bytes).sum::<usize>();
+        let expert_bytes = layers.iter().map(bytes).max().unwrap_or(0);
+        let all = layers.iter().map(bytes).sum::<usize>() * slots;
+        let most = layers.iter().flatten().map(|shape| shape.matrices).max().unwrap_or(0);
+        let room = (all / 8).checked_div(expert_bytes).unwrap_or(0).max(1);
+        Streamed { experts: most.saturating_sub(slots).min(room), expert_bytes }
+    }
+
+    pub(crate) fn bytes(self) -> usize {
+        self.experts * self.expert_bytes
+    }
+}
+
 /// How many of a layer's slots are spare ones, in which a step of one row leaves new experts.
 pub(crate) fn spare_slots(slots: usize) -> usize {
     (slots / 4).min(SPARE_SLOTS)

@@ -10,10 +10,10 @@ use bytemuck::Pod;
 
 use crate::constants::{CACHE_COUNTERS, MATRICES, NO_SLOT, SPARE_SLOTS};
 use crate::driver::{Device, Memory};
-use crate::expert_budget::cached_at_first;
+use crate::expert_budget::{ExpertSlots, Streamed, cached_at_first};
 use crate::lower::Program;
 use crate::mapped_experts::MappedExperts;
-use crate::packed::Shape;
+use crate::packed::{Shape, Shard};
 use crate::parameters::expert_cache as p;
 use crate::weights::{Cached, Placed};
 
@@ -66,7 +66,9 @@ pub(crate) struct ExpertCache {
     routings: Vec<Option<CachedRouting>>,
     /// If the experts stay in the file.
     pub(crate) mapped: Option<MappedExperts>,
-    _state: Memory,
+    /// Missed experts of a layer that steps of several rows copy.
+    streamed: u32,
+    _memory: [Memory; 2],
 }
 
 /// A layer that is in the list.
@@ -83,22 +85,24 @@ struct CachedRouting {
 pub(crate) struct CachedLayer {
     pub(crate) address: u64,
     pub(crate) experts: usize,
+    /// Missed ones that steps of several rows copy.
+    pub(crate) streamed: u32,
 }
 
 impl ExpertCache {
     /// Of the weights that have slots, if there are any. The first experts are in the slots.
     pub(crate) fn new(
         device: &Arc<Device>,
-        plan: &Plan,
-        program: &Program,
+        (plan, program): (&Plan, &Program),
+        (shard, slots): (Shard, ExpertSlots),
         (placed, mapped): (&[Placed], Option<MappedExperts>),
         counts: &[u64],
     ) -> Result<Option<ExpertCache>> {
-        if placed.iter().all(|weight| weight.cached.is_none()) {
-            return Ok(None);
-        }
+        let Some(slots) = slots.on_device else { return Ok(None) };
+        let streamed = Streamed::of(plan, shard, slots);
         let words = program.routings.iter().map(|&experts| LayerWords::of(experts).all);
         let state = Memory::zeroed(device, 4 * words.sum::<usize>(), "the cache of experts")?;
+        let copies = Memory::zeroed(device, streamed.bytes(), "experts for one step")?;
         let (mut layers, mut routings) = (Vec::new(), Vec::new());
         let mut next = state.address;
         for (routing, (weights, &counts)) in plan.routed_weights().iter().zip(counts).enumerate() {
@@ -136,13 +140,16 @@ impl ExpertCache {
                 weight_count: cached.len() as u32,
                 ..p::CachedLayer::default()
             };
+            let mut copies = copies.address;
             for (i, (placed, cached)) in cached.into_iter().enumerate() {
                 let table = mapped.as_ref().map(|mapped| mapped.table(routing, i));
                 let host = table.unwrap_or_else(|| at(words.host + 2 * i * experts));
                 if table.is_none() {
                     send_host_addresses(device, host, cached.host, &placed.shape)?;
                 }
-                layer.weights[i] = cached_weight(placed, cached, host, mapped.is_some());
+                let addresses = (host, copies);
+                layer.weights[i] = cached_weight(placed, cached, addresses, mapped.is_some());
+                copies += (streamed.experts * placed.shape.expert_bytes()) as u64;
             }
             layers.push(layer);
             next += 4 * words.all as u64;
@@ -150,7 +157,8 @@ impl ExpertCache {
         let bytes = size_of::<p::CachedLayer>() * layers.len();
         let list = Memory::zeroed(device, bytes, "the cache of experts")?;
         send(device, list.address, &layers)?;
-        Ok(Some(ExpertCache { layers: list, routings, mapped, _state: state }))
+        let (streamed, _memory) = (streamed.experts as u32, [state, copies]);
+        Ok(Some(ExpertCache { layers: list, routings, mapped, streamed, _memory }))
     }
 
     /// The layer of each routing whose experts are cached.
@@ -158,6 +166,7 @@ impl ExpertCache {
         let layer = |routing: &CachedRouting| CachedLayer {
             address: self.layers.address + (size_of::<p::CachedLayer>() * routing.index) as u64,
             experts: routing.experts,
+            streamed: self.streamed,
         };
         self.routings.iter().map(|routing| routing.as_ref().map(layer)).collect()
     }
@@ -199,13 +208,20 @@ fn send<T: Pod>(device: &Device, to: u64, part: &[T]) -> Result<()> {
     device.synchronize()
 }
 
-/// A weight as the kernels take it, with the table of addresses in memory of the host.
-fn cached_weight(placed: &Placed, cached: &Cached, host: u64, is_mapped: bool) -> p::CachedWeight {
+/// A weight as the kernels take it, with the table of addresses in memory of the host, and the
+/// memory for experts of one step.
+fn cached_weight(
+    placed: &Placed,
+    cached: &Cached,
+    (host, streamed): (u64, u64),
+    is_mapped: bool,
+) -> p::CachedWeight {
     let exponent_bytes = placed.shape.expert_exponents() as u64;
     p::CachedWeight {
         table: cached.table,
         host,
         slots: cached.device,
+        streamed,
         expert_bytes: placed.shape.expert_bytes() as u64,
         exponents: placed.exponents,
         exponent_bytes: if is_mapped { exponent_bytes } else { 0 },

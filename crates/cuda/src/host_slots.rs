@@ -35,13 +35,15 @@ impl HostSlots {
         }
     }
 
-    /// Follows the exchanges before the time `now`: these slots hold these experts, which may have
-    /// changed places.
-    pub(crate) fn follow(&mut self, now: u32, held: impl IntoIterator<Item = (usize, usize)>) {
-        for (slot, expert) in held {
-            if self.slot_of[expert] == Some(slot) {
-                continue;
-            }
+    /// The slot of an expert.
+    pub(crate) fn slot_of(&self, expert: usize) -> Option<usize> {
+        self.slot_of[expert]
+    }
+
+    /// Follows the exchanges before the time `now`: these slots hold these experts now, which they
+    /// did not before.
+    pub(crate) fn follow(&mut self, now: u32, moved: impl IntoIterator<Item = (usize, usize)>) {
+        for (slot, expert) in moved {
             let gone = self.experts[slot].replace(expert);
             // It may have another slot since then.
             if let Some(gone) = gone.filter(|&gone| self.slot_of[gone] == Some(slot)) {
@@ -126,7 +128,7 @@ mod tests {
             slots.take(0..5, now, &used_at);
         }
         // The device has taken 0, and 4 had its place there.
-        slots.follow(4, [(slots.slot_of[0].unwrap(), 4), (slots.slot_of[1].unwrap(), 1)]);
+        slots.follow(4, [(slots.slot_of[0].unwrap(), 4)]);
         used_at[2] = 4;
         let taken = slots.take(0..5, 4, &used_at);
         assert_eq!((taken[0].expert, taken[0].evicted), (2, Some(1)));

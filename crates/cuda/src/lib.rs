@@ -7,6 +7,7 @@ mod constants;
 mod driver;
 mod expert_budget;
 mod expert_cache;
+mod expert_slots;
 mod header;
 mod host_slots;
 mod kernels;
@@ -43,7 +44,7 @@ use bodkin_model::{DeltaRule, Op, Plan, RecurrentState, Scan};
 
 use constants::{MAX_PEERS, MAX_RULE_DIM, MAX_SCAN_STATE};
 use driver::Device;
-use expert_budget::{ExpertSlots, cached_at_first, expert_bytes, host_slot_bytes};
+use expert_budget::ExpertSlots;
 pub use header::kernel_headers;
 use kernels::Kernels;
 use kv_layout::KvLayout;
@@ -188,57 +189,6 @@ impl Cuda {
             tuning_file::write(&path, &tuning.text());
         }
         tuning
-    }
-
-    /// The slots for experts of a model.
-    fn expert_slots(&self, plan: &Plan, sizes: &Sizes) -> ExpertSlots {
-        let on_device = self.device_slots(plan, sizes);
-        let on_host = on_device.and_then(|slots| {
-            let count = self.devices.len() as u64;
-            let available = (self.host_memory)().map(|bytes| bytes / count);
-            let all = self.shards().map(|shard| weights::bytes(plan, shard, on_device).host);
-            let all = all.max().unwrap_or(0) as u64;
-            let bytes = match self.expert_store {
-                // Pinned memory is taken at once, and others may need some meanwhile.
-                ExpertStore::Auto if available.is_none_or(|bytes| all + all / 16 <= bytes) => None,
-                // The file's pages need memory too.
-                ExpertStore::Auto | ExpertStore::Mmap(None) => Some(available.unwrap_or(0) / 2),
-                ExpertStore::Mmap(Some(bytes)) => Some(bytes / count),
-            };
-            let (least, all) = self.host_slots(plan, slots);
-            let slot_bytes = self.host_slot_bytes(plan).max(1) as u64;
-            bytes.map(|bytes| ((bytes / slot_bytes) as usize).clamp(least, all))
-        });
-        ExpertSlots { on_device, on_host }
-    }
-
-    /// The fewest and the most slots for mapped experts in memory of the host: for all that a step
-    /// can miss in a layer whose device has these slots, and for all of the model.
-    fn host_slots(&self, plan: &Plan, on_device: usize) -> (usize, usize) {
-        let experts = plan.ops.iter().filter_map(|op| match op {
-            Op::Route { routing, .. } => Some(routing.experts),
-            _ => None,
-        });
-        let (sum, most) = experts.fold((0, 0), |(sum, most), n| (sum + n, most.max(n)));
-        let least = most.saturating_sub(cached_at_first(on_device, true)).max(1);
-        (least, sum.max(least))
-    }
-
-    /// The bytes of a slot for a mapped expert in memory of the host.
-    fn host_slot_bytes(&self, plan: &Plan) -> usize {
-        self.shards().map(|shard| host_slot_bytes(plan, shard)).max().unwrap_or(0)
-    }
-
-    /// The slots for experts in each layer of a model, or none if all experts are on the device.
-    fn device_slots(&self, plan: &Plan, sizes: &Sizes) -> Option<usize> {
-        let bytes = |shard| expert_bytes(plan, shard);
-        let experts = self.shards().map(bytes).max_by_key(|experts| experts.slot)?;
-        let weights = self.shards().map(|shard| weights::bytes(plan, shard, None).device as u64);
-        let model = weights.max().unwrap_or(0) + sizes.state() + sizes.scratch();
-        let devices = self.devices.len() as u64;
-        let [free, limit] = [self.free_memory(), self.memory_limit];
-        let of_each = |bytes: Option<u64>| bytes.map(|bytes| bytes / devices);
-        experts.slots_on_device(self.expert_budget, model, of_each(free), of_each(limit))
     }
 
     /// What all shares can have where they are as large as the least.
@@ -406,10 +356,12 @@ impl Backend for Cuda {
         // All need what the one with the largest share does.
         let weights = self.shards().map(|shard| weights::bytes(plan, shard, slots.on_device));
         let weights = weights.max_by_key(|bytes| bytes.device).unwrap_or_default();
-        let tables = slots.on_device.map_or(0, |_| expert_cache::table_bytes(&program));
+        let cache = slots.on_device.map_or(0, |slots| {
+            expert_cache::table_bytes(&program) + self.streamed(plan, slots).bytes() as u64
+        });
         let host = slots.on_host.map_or(weights.host, |slots| slots * self.host_slot_bytes(plan));
         Memory {
-            weight_bytes: devices * (weights.device as u64 + tables),
+            weight_bytes: devices * (weights.device as u64 + cache),
             state_bytes: devices * sizes.state(),
             scratch_bytes: devices * sizes.scratch(),
             cached_expert_bytes: devices * weights.slots as u64,

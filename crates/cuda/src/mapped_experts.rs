@@ -248,11 +248,8 @@ impl Reader {
             let number = request.load(Ordering::Acquire);
             if number != answered {
                 let routing = routing.load(Ordering::Relaxed) as usize;
-                let taken = self.try_read(routing, number);
+                self.try_read(routing, number);
                 answer.store(number, Ordering::Release);
-                // The step goes on meanwhile.
-                let parts = self.layers[routing].parts(&taken);
-                parts.for_each(|(tensor, range)| self.file.release_part(tensor, range));
                 (answered, asked_at) = (number, Instant::now());
             } else if self.steps.load(Ordering::Acquire) == 0 {
                 thread::park();
@@ -265,24 +262,23 @@ impl Reader {
     }
 
     /// As [`Reader::read`]; after a failure, nothing.
-    fn try_read(&self, routing: usize, now: u32) -> Vec<Taken> {
+    fn try_read(&self, routing: usize, now: u32) {
         let result = catch_unwind(AssertUnwindSafe(|| self.read(routing, now)));
         let text = match result {
-            Ok(Ok(taken)) => return taken,
+            Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => "experts cannot be packed".to_owned(),
         };
         self.failure.get_or_init(|| text);
-        Vec::new()
     }
 
     /// Reads the experts of a layer that were chosen now and are not here.
-    fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<Vec<Taken>> {
+    fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<()> {
         let layer = &self.layers[routing];
         let experts = layer.first..layer.first + layer.experts;
         let Buffers { tiles, used_at, tables, slots, reads, .. } = &mut *self.buffers();
         let (start, tables) = (tiles.address(), tables.slice_mut());
-        slots.follow(now, self.held(start, tables));
+        slots.follow(now, self.moved(slots, start, tables));
         let taken = slots.take(experts, now, used_at.slice());
         // Of steps whose experts cannot be read nobody sees the results, but they must have some.
         for &Taken { slot, expert, evicted } in &taken {
@@ -302,21 +298,23 @@ impl Reader {
             next = slot + 1;
             self.pieces(layer, expert - layer.first, bytes)
         }));
-        Ok(taken)
+        Ok(())
     }
 
-    /// The slots, from `start` on, that hold an expert by these tables, and the experts.
-    fn held<'a>(
-        &'a self,
-        start: u64,
-        tables: &'a [u64],
-    ) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let slot = move |address: u64| (address - start) as usize / self.slot_bytes;
-        self.layers.iter().flat_map(move |layer| {
+    /// The slots, from `start` on, that hold an expert by these tables but did not before, and the
+    /// experts.
+    fn moved(&self, slots: &HostSlots, start: u64, tables: &[u64]) -> Vec<(usize, usize)> {
+        let address = |slot: usize| start + (slot * self.slot_bytes) as u64;
+        let mut moved = Vec::new();
+        for layer in &self.layers {
             let addresses = &tables[layer.weights[0].first..][..layer.experts];
-            let held = addresses.iter().zip(layer.first..).filter(|(address, _)| **address > 0);
-            held.map(move |(&address, expert)| (slot(address), expert))
-        })
+            for (&at, expert) in addresses.iter().zip(layer.first..) {
+                if at > 0 && slots.slot_of(expert).map(address) != Some(at) {
+                    moved.push(((at - start) as usize / self.slot_bytes, expert));
+                }
+            }
+        }
+        moved
     }
 
     /// The entries of an expert in the tables, each with the offset of its matrix in a slot.

@@ -118,7 +118,7 @@ impl CudaModel {
         let mapped = experts.1.on_host;
         let mapped = mapped.map(|slots| MappedExperts::new(device, &plan, file, shape, slots));
         let placed = (placed.as_slice(), mapped.transpose()?);
-        let expert_cache = ExpertCache::new(device, &plan, &program, placed, counts)?;
+        let expert_cache = ExpertCache::new(device, (&plan, &program), experts, placed, counts)?;
         addresses.expert_cache = expert_cache.as_ref().map_or_else(Vec::new, ExpertCache::layers);
         for rope in &program.ropes {
             let (frequencies, magnitude) = allocate::inverse_frequencies(&plan, file, rope);
@@ -367,9 +367,7 @@ impl CudaModel {
             let persistent = self.persistent_of_step(size);
             let range = persistent.map_or(0..0, |(_, persistent, _)| persistent.stages.clone());
             let launch = || {
-                if persistent.is_none() {
-                    step.barrier()?;
-                }
+                persistent.map_or_else(|| step.barrier(), |_| step.update_expert_cache())?;
                 stages[..range.start].iter().try_for_each(|stage| step.run(stage))?;
                 if let Some((kernel, persistent, _)) = persistent {
                     step.run_persistent(*kernel, persistent)?;

@@ -12,7 +12,7 @@ use crate::constants::MATRICES;
 
 parameters! {
     /// A weight whose experts are cached.
-    struct CachedWeight: 48 {
+    struct CachedWeight: 56 {
         /// [experts]: addresses of their tiles, which matmuls read; then [SPARE_SLOTS] addresses of
         /// the layer's spare slots
         table: (u64 *),
@@ -20,6 +20,8 @@ parameters! {
         host: (u64 *),
         /// [slots] tiles on the device
         slots: (u8 *),
+        /// [streamed] tiles there, of experts without a slot, for one step
+        streamed: (u8 *),
         /// of one expert's tiles
         expert_bytes: u64,
         /// [experts, exponent_bytes] on the device
@@ -30,7 +32,7 @@ parameters! {
     }
 
     /// The experts of a layer, and those that are cached.
-    struct CachedLayer: 256 {
+    struct CachedLayer: 288 {
         weights: [CachedWeight; MATRICES],
         /// [experts]: how often each was chosen, now and when the cache was updated last
         counts: (const u32 *), last_counts: (u32 *),
@@ -62,6 +64,8 @@ parameters! {
     struct UpdateExpertCache: 16 {
         layers: (const CachedLayer *),
         /// whether the first chosen experts without a slot are in the spare slots
-        uses_spares: u32, padding: u32,
+        uses_spares: u32,
+        /// how many chosen experts without a slot are copied for this step
+        streamed: u32,
     }
 }

@@ -3,7 +3,6 @@
 use bodkin_backend::Result;
 
 use super::{Step, THREADS};
-use crate::expert_cache::CachedLayer;
 use crate::parameters::expert_cache as p;
 
 /// Blocks of an update for each multiprocessor.
@@ -23,38 +22,41 @@ impl Step<'_> {
                     // SAFETY: the addresses are those of the loaded model.
                     unsafe { self.device.launch(kernel, [1; 3], THREADS, 0, &request) }?;
                 }
-                self.update(layer, 1, false)
+                // Rows that choose the same expert would each read it over the bus.
+                let streamed = if self.size.tokens > 1 { layer.streamed } else { 0 };
+                let parameters =
+                    p::UpdateExpertCache { layers: layer.address, uses_spares: 0, streamed };
+                self.update(1, layer.experts, &parameters)
             }
             _ => Ok(()),
         }
     }
 
-    /// Gives slots to the experts that the persistent kernel has chosen, for the next step.
+    /// Gives slots to the experts that the persistent kernel has chosen, for the next step. Before
+    /// it, lets all layers forget what steps of several rows have streamed.
     pub(crate) fn update_expert_cache(&self) -> Result<()> {
         let layers = || self.at.expert_cache.iter().flatten();
-        let first = layers().next().map(|first| first.address);
-        let Some((address, experts)) = first.zip(layers().map(|layer| layer.experts).max()) else {
-            return Ok(());
-        };
-        self.update(CachedLayer { address, experts }, layers().count(), true)
+        let Some(first) = layers().next() else { return Ok(()) };
+        let experts = layers().map(|layer| layer.experts).max().unwrap_or(0);
+        let parameters =
+            p::UpdateExpertCache { layers: first.address, uses_spares: 1, streamed: 0 };
+        self.update(layers().count(), experts, &parameters)
     }
 
     /// Updates `count` layers, one behind the other in the list, none with more experts than this.
     fn update(
         &self,
-        CachedLayer { address, experts }: CachedLayer,
         count: usize,
-        uses_spares: bool,
+        experts: usize,
+        parameters: &p::UpdateExpertCache,
     ) -> Result<()> {
         self.device.label("expert cache");
         let blocks = (BLOCKS * self.device.processors as usize).div_ceil(count);
-        let shared = 3 * size_of::<u32>() * experts;
-        let uses_spares = u32::from(uses_spares);
-        let parameters = p::UpdateExpertCache { layers: address, uses_spares, padding: 0 };
+        let shared = 4 * size_of::<u32>() * experts;
         // SAFETY: the list has these layers, whose addresses are those of the loaded model.
         unsafe {
             let kernel = self.kernels.update_expert_cache;
-            self.device.launch(kernel, [blocks, count, 1], THREADS, shared, &parameters)
+            self.device.launch(kernel, [blocks, count, 1], THREADS, shared, parameters)
         }
     }
 }
