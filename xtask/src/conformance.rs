@@ -28,13 +28,18 @@ const WITHOUT: &str = "without rewrites";
 const ON_ONE: &str = "on one device";
 const CACHED: &str = "with cached experts";
 const MAPPED: &str = "with mapped experts";
+const READ_AHEAD: &str = "with mapped experts, some read ahead";
 const TUNED: &str = "with measured launch shapes";
 
 /// Shares of the experts of a layer that have slots on the device: one expert, and half of them.
 const CACHED_SHARES: [f64; 2] = [0.0, 0.5];
 
+/// Bytes of the host for mapped experts: for those of about two layers of the models that are
+/// compared.
+const HOST_BYTES: u64 = 7 << 20;
+
 /// A GPU with slots for some experts, and how. Others are in memory of the host; or in the file,
-/// and the host has room for no more than a step needs.
+/// and the host has room for no more than a step needs, or for some that are read ahead.
 fn with_few_experts(
     open: impl Fn() -> Result<Cuda>,
 ) -> impl Iterator<Item = Result<(Cuda, &'static str)>> {
@@ -42,6 +47,7 @@ fn with_few_experts(
         (CACHED_SHARES[0], ExpertStore::Auto, CACHED),
         (CACHED_SHARES[1], ExpertStore::Auto, CACHED),
         (CACHED_SHARES[1], ExpertStore::Mmap(Some(0)), MAPPED),
+        (CACHED_SHARES[0], ExpertStore::Mmap(Some(HOST_BYTES)), READ_AHEAD),
     ];
     stores.into_iter().map(move |(share, store, how)| {
         let cuda = open()?.with_expert_budget(ExpertBudget::Share(share));

@@ -145,7 +145,7 @@
 #define NO_SLOT 4294967295u
 
 // Words of the mailbox between `request_experts` and the thread that reads experts.
-#define MAILBOX 5u
+#define MAILBOX 6u
 
 // Of them, the clock, which counts the kernels `request_experts`.
 #define CLOCK 0u
@@ -161,6 +161,10 @@
 
 // Whether no more will be.
 #define READER_HAS_ENDED 4u
+
+// Whether the thread reads experts of the next layer before they are requested: it answers
+// when it has them.
+#define IS_READING_AHEAD 5u
 
 // Words of a row's sampling parameters besides their lists.
 #define SAMPLING_WORDS 16u

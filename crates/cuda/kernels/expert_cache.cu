@@ -172,7 +172,8 @@ DEVICE void exchange_tiles(const CachedWeight &weight, const Fill &fill) {
 DEVICE bool are_in_file(const CachedLayer &layer) { return layer.weights[0].exponent_bytes > 0; }
 
 // Waits for the chosen experts that have neither a slot nor are in memory of the host: a thread of the
-// host reads them from the model's file. Behind the choice, before the update. Grid: one block.
+// host reads them from the model's file. While it reads some ahead, for those as well, as it takes memory
+// from others. Behind the choice, before the update. Grid: one block.
 KERNEL request_experts(const __grid_constant__ RequestExperts p) {
     __shared__ u32 now, are_missing;
     const CachedLayer &layer = *p.layer;
@@ -180,7 +181,7 @@ KERNEL request_experts(const __grid_constant__ RequestExperts p) {
     if (threadIdx.x == 0) {
         now = max(p.mailbox[CLOCK] + 1, 1u); // 0 is the time of experts that were never chosen
         p.mailbox[CLOCK] = now;
-        are_missing = 0;
+        are_missing = load_acquire_system(p.mailbox + IS_READING_AHEAD);
     }
     __syncthreads();
     for (u32 expert = threadIdx.x; expert < layer.experts; expert += blockDim.x) {

@@ -142,7 +142,7 @@ shared! {
     /// The slot of an expert that is not cached.
     NO_SLOT: u32 = u32::MAX;
     /// Words of the mailbox between `request_experts` and the thread that reads experts.
-    MAILBOX: usize = 5;
+    MAILBOX: usize = 6;
     /// Of them, the clock, which counts the kernels `request_experts`.
     CLOCK: usize = 0;
     /// The time of the last request.
@@ -153,6 +153,9 @@ shared! {
     ANSWER: usize = 3;
     /// Whether no more will be.
     READER_HAS_ENDED: usize = 4;
+    /// Whether the thread reads experts of the next layer before they are requested: it answers
+    /// when it has them.
+    IS_READING_AHEAD: usize = 5;
     /// Words of a row's sampling parameters besides their lists.
     SAMPLING_WORDS: usize = 16;
     /// Warps of a block of the persistent kernel that compute.

@@ -13,14 +13,17 @@ use std::time::{Duration, Instant};
 
 use bodkin_backend::{Error, Result};
 use bodkin_gguf::{File, Format, Tensor};
-use bodkin_model::{Plan, WeightId};
+use bodkin_model::{Op, Plan, WeightId};
 
-use crate::constants::{ANSWER, MAILBOX, READER_HAS_ENDED, REQUEST, REQUESTED_ROUTING};
+use crate::constants::{
+    ANSWER, IS_READING_AHEAD, MAILBOX, READER_HAS_ENDED, REQUEST, REQUESTED_ROUTING,
+};
 use crate::driver::{Device, Pinned};
-use crate::host_slots::{HostSlots, Taken};
+use crate::host_slots::{HostSlots, Taken, Victims};
 use crate::packed::Shape;
-use crate::packing::{Piece, pack_all};
+use crate::packing::Piece;
 use crate::parameters::expert_cache::RequestExperts;
+use crate::threads;
 
 /// Slots begin at multiples of it.
 const ALIGNMENT: usize = 256;
@@ -69,9 +72,18 @@ impl Drop for SetAtEnd<'_> {
     }
 }
 
+/// What a thread does for a read.
+enum Work<'a> {
+    /// Asks the system for a part of the file.
+    Ask(&'a Tensor, Range<usize>),
+    Pack(Piece<'a>),
+}
+
 /// The experts of a routing.
 struct Layer {
     experts: usize,
+    /// How many of them a row chooses.
+    used: usize,
     /// The number of the first one among the experts of all layers.
     first: usize,
     weights: Vec<Matrices>,
@@ -101,12 +113,15 @@ struct Buffers {
     /// [MAILBOX]: what the kernel and the thread tell each other.
     mailbox: Pinned<u32>,
     slots: HostSlots,
+    /// Experts that were read ahead. The device does not know it yet.
+    read_ahead: Vec<Taken>,
     /// Experts of each routing that were read.
     reads: Vec<u64>,
 }
 
 impl MappedExperts {
-    /// Takes memory of the host for this many experts.
+    /// Takes memory of the host for `on_host` experts. The first `on_device` ones of each layer are
+    /// on the device.
     ///
     /// # Errors
     /// If the driver has no such memory, or the file does not hold the bytes of an expert.
@@ -115,11 +130,15 @@ impl MappedExperts {
         plan: &Plan,
         file: &Arc<File>,
         shapes: impl Fn(WeightId) -> Shape,
-        slots: usize,
+        (on_device, on_host): (usize, usize),
     ) -> Result<MappedExperts> {
-        let (mut experts, mut matrices) = (0, 0);
+        let (mut are_on_device, mut matrices) = (Vec::new(), 0);
         let mut layers = Vec::new();
-        for ids in plan.routed_weights() {
+        let used = plan.ops.iter().filter_map(|op| match op {
+            Op::Route { routing, .. } => Some(routing.used),
+            _ => None,
+        });
+        for (ids, used) in plan.routed_weights().into_iter().zip(used) {
             let (mut weights, mut offset, mut count) = (Vec::new(), 0, 0);
             for id in ids {
                 let (weight, shape) = (plan.weight(id), shapes(id));
@@ -138,18 +157,19 @@ impl MappedExperts {
                 offset += shape.expert_bytes() + shape.expert_exponents();
                 matrices += count;
             }
-            layers.push(Layer { experts: count, first: experts, weights });
-            experts += count;
+            layers.push(Layer { experts: count, used, first: are_on_device.len(), weights });
+            are_on_device.extend((0..count).map(|expert| expert < on_device));
         }
         let of_layer = |layer: &Layer| slot_bytes(layer.weights.iter().map(|w| &w.shape));
         let slot_bytes = layers.iter().map(of_layer).max().unwrap_or(0);
-        let tiles = Pinned::zeroed(device, slots * slot_bytes);
+        let tiles = Pinned::zeroed(device, on_host * slot_bytes);
         let buffers = Buffers {
             tiles: tiles.map_err(|error| Error::HostMemory(error.to_string()))?,
-            used_at: Pinned::zeroed(device, experts)?,
+            used_at: Pinned::zeroed(device, are_on_device.len())?,
             tables: Pinned::zeroed(device, matrices)?,
             mailbox: Pinned::zeroed(device, MAILBOX)?,
-            slots: HostSlots::new(slots, experts),
+            slots: HostSlots::new(on_host, are_on_device),
+            read_ahead: Vec::new(),
             reads: vec![0; layers.len()],
         };
         let (used_at, tables) = (buffers.used_at.address(), buffers.tables.address());
@@ -238,8 +258,8 @@ impl Reader {
     fn serve_requests(&self, mailbox: u64) {
         // SAFETY: the buffer is as long, and is there as long as this has a reader; the device and
         // this thread alone access these words while they run.
-        let [request, routing, answer, has_ended] =
-            [REQUEST, REQUESTED_ROUTING, ANSWER, READER_HAS_ENDED]
+        let [request, routing, answer, has_ended, is_reading_ahead] =
+            [REQUEST, REQUESTED_ROUTING, ANSWER, READER_HAS_ENDED, IS_READING_AHEAD]
                 .map(|word| unsafe { AtomicU32::from_ptr((mailbox as *mut u32).add(word)) });
         // Kernels must not wait for a thread that has panicked.
         let _end = SetAtEnd(has_ended);
@@ -248,8 +268,10 @@ impl Reader {
             let number = request.load(Ordering::Acquire);
             if number != answered {
                 let routing = routing.load(Ordering::Relaxed) as usize;
-                self.try_read(routing, number);
+                let next = self.or_fail(|| self.read(routing, number)).flatten();
+                is_reading_ahead.store(u32::from(next.is_some()), Ordering::Relaxed);
                 answer.store(number, Ordering::Release);
+                next.and_then(|next| self.or_fail(|| self.read_ahead(next, number)));
                 (answered, asked_at) = (number, Instant::now());
             } else if self.steps.load(Ordering::Acquire) == 0 {
                 thread::park();
@@ -261,44 +283,97 @@ impl Reader {
         }
     }
 
-    /// As [`Reader::read`]; after a failure, nothing.
-    fn try_read(&self, routing: usize, now: u32) {
-        let result = catch_unwind(AssertUnwindSafe(|| self.read(routing, now)));
-        let text = match result {
-            Ok(Ok(())) => return,
+    /// The result of a read; none if it fails, which ends the step.
+    fn or_fail<T>(&self, read: impl FnOnce() -> bodkin_gguf::Result<T>) -> Option<T> {
+        let text = match catch_unwind(AssertUnwindSafe(read)) {
+            Ok(Ok(result)) => return Some(result),
             Ok(Err(error)) => error.to_string(),
             Err(_) => "experts cannot be packed".to_owned(),
         };
         self.failure.get_or_init(|| text);
+        None
     }
 
-    /// Reads the experts of a layer that were chosen now and are not here.
-    fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<()> {
+    /// Reads the experts of a layer that were chosen now and are not here. Where rows have chosen
+    /// most of its experts, they will choose most of the next layer's: returns its routing.
+    fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<Option<usize>> {
         let layer = &self.layers[routing];
-        let experts = layer.first..layer.first + layer.experts;
-        let Buffers { tiles, used_at, tables, slots, reads, .. } = &mut *self.buffers();
-        let (start, tables) = (tiles.address(), tables.slice_mut());
-        slots.follow(now, self.moved(slots, start, tables));
-        let taken = slots.take(experts, now, used_at.slice());
+        let buffers = &mut *self.buffers();
+        let start = buffers.tiles.address();
+        let read_ahead = std::mem::take(&mut buffers.read_ahead);
+        read_ahead.iter().for_each(|taken| self.set_addresses(buffers, taken));
+        let moved = self.moved(&buffers.slots, start, buffers.tables.slice());
+        buffers.slots.follow(now, moved);
+        let used_at = buffers.used_at.slice();
+        let mut missing = buffers.slots.absent(layer.all());
+        let chosen = layer.all().filter(|&expert| used_at[expert] == now).count();
+        // Without those on the device.
+        let others = layer.all().filter(|&expert| !buffers.slots.is_on_device(expert)).count();
+        let most_are_chosen = chosen > layer.used && 2 * chosen >= others;
+        missing.retain(|&expert| used_at[expert] == now);
+        let count = missing.len();
+        let victims = if most_are_chosen { Victims::Newest } else { Victims::Oldest };
+        let taken = buffers.slots.take(missing, now, used_at, victims);
+        assert_eq!(taken.len(), count, "slots for all experts that a layer misses");
         // Of steps whose experts cannot be read nobody sees the results, but they must have some.
-        for &Taken { slot, expert, evicted } in &taken {
-            self.entries(evicted).for_each(|(entry, _)| tables[entry] = 0);
-            let slot = start + (slot * self.slot_bytes) as u64;
-            self.entries(Some(expert)).for_each(|(entry, at)| tables[entry] = slot + at);
-        }
+        taken.iter().for_each(|taken| {
+            self.forget_evicted(buffers, taken);
+            self.set_addresses(buffers, taken);
+        });
+        self.pack(routing, buffers, &taken)?;
+        Ok(Some(routing + 1).filter(|&next| most_are_chosen && next < self.layers.len()))
+    }
+
+    /// Reads the absent experts of a layer behind the one that runs, as far as there are slots that
+    /// it does not use.
+    fn read_ahead(&self, routing: usize, now: u32) -> bodkin_gguf::Result<()> {
+        let buffers = &mut *self.buffers();
+        let absent = buffers.slots.absent(self.layers[routing].all());
+        let used_at = buffers.used_at.slice();
+        let taken = buffers.slots.take(absent, now, used_at, Victims::Newest);
+        taken.iter().for_each(|taken| self.forget_evicted(buffers, taken));
+        self.pack(routing, buffers, &taken)?;
+        buffers.read_ahead = taken;
+        Ok(())
+    }
+
+    /// Packs experts of a layer in their slots, by which they are sorted.
+    fn pack(
+        &self,
+        routing: usize,
+        Buffers { tiles, reads, .. }: &mut Buffers,
+        taken: &[Taken],
+    ) -> bodkin_gguf::Result<()> {
+        let layer = &self.layers[routing];
         reads[routing] += taken.len() as u64;
         // Reading mapped pages behind the end of the file would end the process.
         self.file.check_unchanged()?;
-        let parts = layer.parts(&taken);
-        parts.for_each(|(tensor, range)| self.file.will_need(tensor, range));
-        // They come by slot.
+        let parts = layer.parts(taken).map(|(tensor, range)| Work::Ask(tensor, range));
         let (mut slots, mut next) = (tiles.slice_mut().chunks_exact_mut(self.slot_bytes), 0);
-        pack_all(taken.iter().flat_map(|&Taken { slot, expert, .. }| {
+        let pieces = taken.iter().flat_map(|&Taken { slot, expert, .. }| {
             let bytes = slots.nth(slot - next).expect("one of the slots");
             next = slot + 1;
             self.pieces(layer, expert - layer.first, bytes)
-        }));
+        });
+        let pieces = pieces.flat_map(Piece::split).map(Work::Pack);
+        threads::for_each(parts.chain(pieces), |work| match work {
+            Work::Ask(tensor, range) => self.file.will_need(tensor, range),
+            Work::Pack(piece) => piece.pack(),
+        });
         Ok(())
+    }
+
+    /// Removes the addresses of an expert that loses its slot.
+    fn forget_evicted(&self, buffers: &mut Buffers, taken: &Taken) {
+        let tables = buffers.tables.slice_mut();
+        self.entries(taken.evicted).for_each(|(entry, _)| tables[entry] = 0);
+    }
+
+    /// Stores the addresses of an expert that has got a slot.
+    fn set_addresses(&self, buffers: &mut Buffers, &Taken { slot, expert, .. }: &Taken) {
+        let slot = buffers.tiles.address() + (slot * self.slot_bytes) as u64;
+        let tables = buffers.tables.slice_mut();
+        self.entries(Some(expert)).for_each(|(entry, at)| tables[entry] = slot + at);
     }
 
     /// The slots, from `start` on, that hold an expert by these tables but did not before, and the
@@ -320,7 +395,7 @@ impl Reader {
     /// The entries of an expert in the tables, each with the offset of its matrix in a slot.
     fn entries(&self, expert: Option<usize>) -> impl Iterator<Item = (usize, u64)> {
         let found = expert.and_then(|expert| {
-            let of = |layer: &&Layer| (layer.first..layer.first + layer.experts).contains(&expert);
+            let of = |layer: &&Layer| layer.all().contains(&expert);
             Some((self.layers.iter().find(of)?, expert))
         });
         found.into_iter().flat_map(|(layer, expert)| {
@@ -346,6 +421,11 @@ impl Reader {
 }
 
 impl Layer {
+    /// The numbers of its experts.
+    fn all(&self) -> Range<usize> {
+        self.first..self.first + self.experts
+    }
+
     /// The bytes of some of its experts in the file.
     fn parts<'a>(
         &'a self,

@@ -115,7 +115,7 @@ impl CudaModel {
         let weights = Weights::load(device, &plan, experts, file, progress)?;
         let (placed, counts) = (&weights.placed, &addresses.expert_counts);
         let shape = |id: WeightId| placed[id.0].shape;
-        let mapped = experts.1.on_host;
+        let mapped = experts.1.on_device.zip(experts.1.on_host);
         let mapped = mapped.map(|slots| MappedExperts::new(device, &plan, file, shape, slots));
         let placed = (placed.as_slice(), mapped.transpose()?);
         let expert_cache = ExpertCache::new(device, (&plan, &program), experts, placed, counts)?;

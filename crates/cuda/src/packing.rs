@@ -9,7 +9,7 @@ use crate::packed::{Shape, pack};
 use crate::threads;
 
 /// Bytes of tiles that are worth a thread.
-const THREAD_BYTES: usize = 64 << 10;
+const THREAD_BYTES: usize = 32 << 10;
 
 /// Tiles to pack.
 pub(crate) struct Piece<'a> {
@@ -25,7 +25,7 @@ pub(crate) struct Piece<'a> {
 
 impl<'a> Piece<'a> {
     /// The same in pieces that are worth a thread each.
-    fn split(self) -> impl Iterator<Item = Piece<'a>> {
+    pub(crate) fn split(self) -> impl Iterator<Item = Piece<'a>> {
         let Piece { shape, format, data, tiles, packed, exponents } = self;
         let count = (THREAD_BYTES / shape.tile_bytes()).max(1);
         let parts = packed.chunks_mut(count * shape.tile_bytes());
@@ -36,7 +36,7 @@ impl<'a> Piece<'a> {
         })
     }
 
-    fn pack(self) {
+    pub(crate) fn pack(self) {
         self.packed.fill(0);
         self.exponents.fill(0);
         pack(self.shape, self.format, self.data, self.tiles, self.packed, self.exponents);
@@ -44,6 +44,6 @@ impl<'a> Piece<'a> {
 }
 
 /// Packs all pieces.
-pub(crate) fn pack_all<'a>(pieces: impl Iterator<Item = Piece<'a>> + Send) {
+pub(crate) fn pack_all<'a>(pieces: impl Iterator<Item = Piece<'a>>) {
     threads::for_each(pieces.flat_map(Piece::split), Piece::pack);
 }

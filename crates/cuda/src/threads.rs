@@ -1,6 +1,7 @@
 //! The threads that load weights and read experts. They spin for a moment before they sleep, so
 //! that requests of a step which follow each other find them awake.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::available_parallelism;
 
@@ -13,15 +14,16 @@ static POOL: Mutex<Option<Pool>> = Mutex::new(None);
 ///
 /// # Panics
 /// If `work` does.
-pub(crate) fn for_each<T>(items: impl Iterator<Item = T> + Send, work: impl Fn(T) + Sync) {
-    let items = Mutex::new(items);
+pub(crate) fn for_each<T: Send>(items: impl Iterator<Item = T>, work: impl Fn(T) + Sync) {
+    // Threads that start together would wait for a lock of all items.
+    let items: Vec<Mutex<Option<T>>> = items.map(|item| Mutex::new(Some(item))).collect();
+    let next = AtomicUsize::new(0);
     let mut shared = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     let mut pool = shared.take().unwrap_or_else(start);
     pool.run(&|_| {
-        loop {
-            let next = items.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some(item) = next else { return };
-            work(item);
+        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let item = item.lock().unwrap_or_else(PoisonError::into_inner).take();
+            work(item.expect("each item is taken once"));
         }
     });
     *shared = Some(pool);
