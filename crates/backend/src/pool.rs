@@ -6,7 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 use std::sync::atomic::{Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{JoinHandle, Result};
@@ -53,12 +53,13 @@ impl Worker<'_> {
     }
 }
 
-type Job = *const (dyn Fn(&Worker<'_>) + Sync);
+type Job = &'static (dyn Fn(&Worker<'_>) + Sync);
 
 struct Shared {
     /// The number of calls of `run`. A worker that has seen fewer has work.
     epoch: AtomicUsize,
-    job: Mutex<SendJob>,
+    /// The function that runs: it and the reference to it live until [`Pool::run`] ends.
+    job: AtomicPtr<Job>,
     barrier: Barrier,
     sleepers: AtomicUsize,
     /// Workers that have ended because a thread panicked.
@@ -67,12 +68,6 @@ struct Shared {
     wake: Condvar,
     stop: AtomicBool,
 }
-
-/// The pointer is only followed between the two barriers of `run`, while the function lives.
-#[derive(Clone, Copy)]
-struct SendJob(Option<Job>);
-// SAFETY: the function behind the pointer is `Sync`, and `run` keeps it alive while it is used.
-unsafe impl Send for SendJob {}
 
 #[derive(Default)]
 struct Barrier {
@@ -117,7 +112,7 @@ impl Pool {
         assert!(threads > 0, "the caller is a thread");
         let shared = Arc::new(Shared {
             epoch: AtomicUsize::new(0),
-            job: Mutex::new(SendJob(None)),
+            job: AtomicPtr::new(std::ptr::null_mut()),
             barrier: Barrier::default(),
             sleepers: AtomicUsize::new(0),
             ended: AtomicUsize::new(0),
@@ -152,14 +147,14 @@ impl Pool {
         let _turn = (threads > 1).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
         assert!(!self.shared.barrier.is_broken.load(SeqCst), "a thread of the pool has panicked");
         // SAFETY: only the lifetime changes; this function returns after the last use.
-        let job: Job = unsafe {
+        let mut job: Job = unsafe {
             std::mem::transmute::<
                 &(dyn Fn(&Worker<'_>) + Sync),
                 &'static (dyn Fn(&Worker<'_>) + Sync),
             >(function)
         };
         let shared = &*self.shared;
-        *shared.job.lock().unwrap_or_else(PoisonError::into_inner) = SendJob(Some(job));
+        shared.job.store(&raw mut job, SeqCst);
         shared.epoch.fetch_add(1, SeqCst);
         shared.wake_sleepers();
         let worker = Worker { index: 0, threads, barrier: &shared.barrier };
@@ -205,9 +200,9 @@ impl Shared {
             if self.stop.load(SeqCst) {
                 return;
             }
-            let job = *self.job.lock().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: `run` waits at the barrier below before the function ends.
-            let function = unsafe { &*job.0.expect("work comes with a function") };
+            // SAFETY: work comes with a function, and `run` waits for all threads at the barrier
+            // below, or for their end, before that and the reference to it are gone.
+            let function = unsafe { *self.job.load(SeqCst) };
             if self.run(function, &worker).is_err() {
                 self.ended.fetch_add(1, SeqCst);
                 return;
