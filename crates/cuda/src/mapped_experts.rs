@@ -23,7 +23,7 @@ use crate::host_slots::{HostSlots, Taken, Victims};
 use crate::packed::Shape;
 use crate::packing::Piece;
 use crate::parameters::expert_cache::RequestExperts;
-use crate::threads;
+use crate::threads::READERS;
 
 /// Slots begin at multiples of it.
 const ALIGNMENT: usize = 256;
@@ -356,7 +356,7 @@ impl Reader {
             self.pieces(layer, expert - layer.first, bytes)
         });
         let pieces = pieces.flat_map(Piece::split).map(Work::Pack);
-        threads::for_each(parts.chain(pieces), |work| match work {
+        READERS.for_each(parts.chain(pieces), |work| match work {
             Work::Ask(tensor, range) => self.file.will_need(tensor, range),
             Work::Pack(piece) => piece.pack(),
         });

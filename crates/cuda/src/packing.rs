@@ -6,7 +6,7 @@ use bodkin_gguf::Format;
 
 use crate::constants::TILE_ROWS;
 use crate::packed::{Shape, pack};
-use crate::threads;
+use crate::threads::LOADERS;
 
 /// Bytes of tiles that are worth a thread.
 const THREAD_BYTES: usize = 32 << 10;
@@ -45,5 +45,5 @@ impl<'a> Piece<'a> {
 
 /// Packs all pieces.
 pub(crate) fn pack_all<'a>(pieces: impl Iterator<Item = Piece<'a>>) {
-    threads::for_each(pieces.flat_map(Piece::split), Piece::pack);
+    LOADERS.for_each(pieces.flat_map(Piece::split), Piece::pack);
 }

@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 use memmap2::MmapMut;
 
 use super::{Device, failed};
-use crate::threads;
+use crate::threads::LOADERS;
 
 /// From this many bytes on, the system gives memory to all threads at once, and the driver pins it
 /// then: 50 ms for a gigabyte. The driver takes 430 ms to allocate one, on one thread.
@@ -76,7 +76,7 @@ fn registered(bytes: usize) -> Option<MmapMut> {
         let _ = memory.advise(advice);
     }
     let touch = |part: &mut [u8]| part.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 0);
-    threads::for_each(memory.chunks_mut(LARGE_BYTES), touch);
+    LOADERS.for_each(memory.chunks_mut(LARGE_BYTES), touch);
     let start = memory.as_mut_ptr().cast();
     let mut on_device = 0;
     // SAFETY: the memory is this long, and is unregistered before it is unmapped. The pointer is to
