@@ -1,7 +1,8 @@
 //! A pool of threads that run one function together, with barriers. A step of the model is one call
 //! of [`Pool::run`]. Barriers between its stages spin, because a stage takes microseconds. The
 //! pools of a process that have several threads take turns, as threads that spin would take the
-//! cores from each other. The only module of this crate with `unsafe` code.
+//! cores from each other: while one loads a model, the steps of others wait. The only module of
+//! this crate with `unsafe` code.
 
 #![allow(unsafe_code)]
 

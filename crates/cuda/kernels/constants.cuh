@@ -162,8 +162,8 @@
 // Whether no more will be.
 #define READER_HAS_ENDED 4u
 
-// Whether the thread reads experts of the next layer before they are requested: it answers
-// when it has them.
+// Whether the thread is reading experts ahead: then the next layer makes a request even if it
+// misses none.
 #define IS_READING_AHEAD 5u
 
 // Words of a row's sampling parameters besides their lists.

@@ -3,8 +3,8 @@
 // have just chosen take the slots of those that are used less. A table of addresses tells matmuls
 // where an expert's tiles are, so the cache changes no result.
 //
-// In steps of several rows, chosen experts that get no slot are streamed: copied as well, for this step.
-// All layers have the same memory for them.
+// In steps of several rows, the first chosen experts that get no slot are streamed: copied as well, for
+// this step. All layers have the same memory for them.
 //
 // Where experts stay in the model's file, some of them are in memory of the host, and none of these is
 // also on the device: an expert that gets a slot is exchanged with the one that had it.
@@ -33,11 +33,11 @@ struct Experts {
     float *scores;
     u32 *slots;
     u32 *are_chosen; // since the last update
-    u32 *streamed; // where each is among those that are streamed, or NO_SLOT
+    u32 *streamed_at; // where each is among those that are streamed, or NO_SLOT
 
     __device__ __forceinline__ Experts(u32 count, float *shared)
         : count(count), scores(shared), slots((u32 *)(shared + count)), are_chosen(slots + count),
-          streamed(are_chosen + count) {}
+          streamed_at(are_chosen + count) {}
 
     // Reads the cache, and adds the rows' choices to the scores.
     __device__ __forceinline__ void read(const CachedLayer &layer) {
@@ -45,7 +45,7 @@ struct Experts {
             u32 is_chosen = layer.counts[expert] != layer.last_counts[expert];
             are_chosen[expert] = is_chosen;
             slots[expert] = layer.slots[expert];
-            streamed[expert] = NO_SLOT;
+            streamed_at[expert] = NO_SLOT;
             scores[expert] = layer.scores[expert] * EXPERT_SCORE_DECAY + (is_chosen ? 1.0f : 0.0f);
         }
         __syncthreads();
@@ -237,9 +237,9 @@ DEVICE void store_exchanges(const CachedLayer &layer, const Fills &fills) {
 DEVICE void store_misses(const CachedLayer &layer, const Experts &experts) {
     for (u32 i = threadIdx.x; i < experts.count * layer.weight_count; i += blockDim.x) {
         const CachedWeight &weight = layer.weights[i / experts.count];
-        u32 expert = i % experts.count, streamed = experts.streamed[expert];
+        u32 expert = i % experts.count, streamed = experts.streamed_at[expert];
         if (experts.slots[expert] != NO_SLOT) continue;
-        u64 on_device = (u64)(weight.streamed + streamed * weight.expert_bytes);
+        u64 on_device = (u64)(weight.streamed_tiles + streamed * weight.expert_bytes);
         weight.table[expert] = streamed != NO_SLOT ? on_device : weight.host[expert] | ON_HOST;
     }
 }
@@ -261,7 +261,7 @@ KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
         u32 with_slot = experts.count_chosen(true), without = experts.count_chosen(false);
         if (threadIdx.x == 0) hits = with_slot, misses = without;
         fills.choose(layer, experts, p.uses_spares, missed);
-        experts.first_missed(p.streamed, [&](u32 expert, u32 i) { experts.streamed[expert] = i; });
+        experts.first_missed(p.most_streamed, [&](u32 expert, u32 i) { experts.streamed_at[expert] = i; });
     }
     __syncthreads();
     // The update behind the choice has been this layer's. What it streamed is gone.
@@ -278,9 +278,9 @@ KERNEL update_expert_cache(const __grid_constant__ UpdateExpertCache p) {
         }
     }
     for (u32 expert = 0; expert < experts.count; expert++) {
-        if (experts.streamed[expert] == NO_SLOT) continue;
+        if (experts.streamed_at[expert] == NO_SLOT) continue;
         for (u32 j = 0; j < layer.weight_count; j++) {
-            copy_tiles(layer.weights[j], expert, layer.weights[j].streamed, experts.streamed[expert]);
+            copy_tiles(layer.weights[j], expert, layer.weights[j].streamed_tiles, experts.streamed_at[expert]);
         }
     }
     if (in_file) copy_exponents(layer, experts, fills);

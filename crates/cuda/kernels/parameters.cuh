@@ -1045,7 +1045,7 @@ struct CachedWeight {
     u64 *table;
     u64 *host; // [experts]: addresses of their tiles in memory of the host, or 0
     u8 *slots; // [slots] tiles on the device
-    u8 *streamed; // [streamed] tiles there, of experts without a slot, for one step
+    u8 *streamed_tiles; // tiles there, of experts without a slot, for one step
     u64 expert_bytes; // of one expert's tiles
     u8 *exponents; // [experts, exponent_bytes] on the device
     // of one expert's, which lie behind its tiles in memory of the host; or 0 if those on the device are always there
@@ -1055,7 +1055,7 @@ static_assert(sizeof(CachedWeight) == 56);
 static_assert(OFFSET(CachedWeight, table) == 0);
 static_assert(OFFSET(CachedWeight, host) == 8);
 static_assert(OFFSET(CachedWeight, slots) == 16);
-static_assert(OFFSET(CachedWeight, streamed) == 24);
+static_assert(OFFSET(CachedWeight, streamed_tiles) == 24);
 static_assert(OFFSET(CachedWeight, expert_bytes) == 32);
 static_assert(OFFSET(CachedWeight, exponents) == 40);
 static_assert(OFFSET(CachedWeight, exponent_bytes) == 48);
@@ -1105,12 +1105,12 @@ static_assert(OFFSET(RequestExperts, padding) == 28);
 struct UpdateExpertCache {
     const CachedLayer *layers;
     u32 uses_spares; // whether the first chosen experts without a slot are in the spare slots
-    u32 streamed; // how many chosen experts without a slot are copied for this step
+    u32 most_streamed; // how many chosen experts without a slot are copied for this step, at most
 };
 static_assert(sizeof(UpdateExpertCache) == 16);
 static_assert(OFFSET(UpdateExpertCache, layers) == 0);
 static_assert(OFFSET(UpdateExpertCache, uses_spares) == 8);
-static_assert(OFFSET(UpdateExpertCache, streamed) == 12);
+static_assert(OFFSET(UpdateExpertCache, most_streamed) == 12);
 
 // A stage of the persistent kernel: an op with its parameters.
 struct Stage {

@@ -153,8 +153,8 @@ shared! {
     ANSWER: usize = 3;
     /// Whether no more will be.
     READER_HAS_ENDED: usize = 4;
-    /// Whether the thread reads experts of the next layer before they are requested: it answers
-    /// when it has them.
+    /// Whether the thread is reading experts ahead: then the next layer makes a request even if it
+    /// misses none.
     IS_READING_AHEAD: usize = 5;
     /// Words of a row's sampling parameters besides their lists.
     SAMPLING_WORDS: usize = 16;

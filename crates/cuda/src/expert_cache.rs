@@ -67,7 +67,7 @@ pub(crate) struct ExpertCache {
     /// If the experts stay in the file.
     pub(crate) mapped: Option<MappedExperts>,
     /// Missed experts of a layer that steps of several rows copy.
-    streamed: u32,
+    most_streamed: u32,
     _memory: [Memory; 2],
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct CachedLayer {
     pub(crate) address: u64,
     pub(crate) experts: usize,
     /// Missed ones that steps of several rows copy.
-    pub(crate) streamed: u32,
+    pub(crate) most_streamed: u32,
 }
 
 impl ExpertCache {
@@ -102,7 +102,7 @@ impl ExpertCache {
         let streamed = Streamed::of(plan, shard, slots);
         let words = program.routings.iter().map(|&experts| LayerWords::of(experts).all);
         let state = Memory::zeroed(device, 4 * words.sum::<usize>(), "the cache of experts")?;
-        let copies = Memory::zeroed(device, streamed.bytes(), "experts for one step")?;
+        let streamed_memory = Memory::zeroed(device, streamed.bytes(), "experts for one step")?;
         let (mut layers, mut routings) = (Vec::new(), Vec::new());
         let mut next = state.address;
         for (routing, (weights, &counts)) in plan.routed_weights().iter().zip(counts).enumerate() {
@@ -140,16 +140,16 @@ impl ExpertCache {
                 weight_count: cached.len() as u32,
                 ..p::CachedLayer::default()
             };
-            let mut copies = copies.address;
+            let mut streamed_tiles = streamed_memory.address;
             for (i, (placed, cached)) in cached.into_iter().enumerate() {
                 let table = mapped.as_ref().map(|mapped| mapped.table(routing, i));
                 let host = table.unwrap_or_else(|| at(words.host + 2 * i * experts));
                 if table.is_none() {
                     send_host_addresses(device, host, cached.host, &placed.shape)?;
                 }
-                let addresses = (host, copies);
+                let addresses = (host, streamed_tiles);
                 layer.weights[i] = cached_weight(placed, cached, addresses, mapped.is_some());
-                copies += (streamed.experts * placed.shape.expert_bytes()) as u64;
+                streamed_tiles += (streamed.experts * placed.shape.expert_bytes()) as u64;
             }
             layers.push(layer);
             next += 4 * words.all as u64;
@@ -157,8 +157,8 @@ impl ExpertCache {
         let bytes = size_of::<p::CachedLayer>() * layers.len();
         let list = Memory::zeroed(device, bytes, "the cache of experts")?;
         send(device, list.address, &layers)?;
-        let (streamed, _memory) = (streamed.experts as u32, [state, copies]);
-        Ok(Some(ExpertCache { layers: list, routings, mapped, streamed, _memory }))
+        let (most_streamed, _memory) = (streamed.experts as u32, [state, streamed_memory]);
+        Ok(Some(ExpertCache { layers: list, routings, mapped, most_streamed, _memory }))
     }
 
     /// The layer of each routing whose experts are cached.
@@ -166,7 +166,7 @@ impl ExpertCache {
         let layer = |routing: &CachedRouting| CachedLayer {
             address: self.layers.address + (size_of::<p::CachedLayer>() * routing.index) as u64,
             experts: routing.experts,
-            streamed: self.streamed,
+            most_streamed: self.most_streamed,
         };
         self.routings.iter().map(|routing| routing.as_ref().map(layer)).collect()
     }
@@ -213,7 +213,7 @@ fn send<T: Pod>(device: &Device, to: u64, part: &[T]) -> Result<()> {
 fn cached_weight(
     placed: &Placed,
     cached: &Cached,
-    (host, streamed): (u64, u64),
+    (host, streamed_tiles): (u64, u64),
     is_mapped: bool,
 ) -> p::CachedWeight {
     let exponent_bytes = placed.shape.expert_exponents() as u64;
@@ -221,7 +221,7 @@ fn cached_weight(
         table: cached.table,
         host,
         slots: cached.device,
-        streamed,
+        streamed_tiles,
         expert_bytes: placed.shape.expert_bytes() as u64,
         exponents: placed.exponents,
         exponent_bytes: if is_mapped { exponent_bytes } else { 0 },

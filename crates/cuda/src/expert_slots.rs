@@ -1,7 +1,7 @@
 //! How many experts of a model get slots on the devices and in memory of the host.
 
-use bodkin_backend::ExpertStore;
-use bodkin_model::{Op, Plan};
+use bodkin_backend::{ExpertBudget, ExpertStore};
+use bodkin_model::Plan;
 
 use crate::expert_budget::{ExpertSlots, Streamed, cached_at_first, expert_bytes, host_slot_bytes};
 use crate::sizes::Sizes;
@@ -33,10 +33,7 @@ impl Cuda {
     /// The fewest and the most slots for mapped experts in memory of the host: for all that a step
     /// can miss in a layer whose device has these slots, and for all of the model.
     pub(crate) fn host_slots(&self, plan: &Plan, on_device: usize) -> (usize, usize) {
-        let experts = plan.ops.iter().filter_map(|op| match op {
-            Op::Route { routing, .. } => Some(routing.experts),
-            _ => None,
-        });
+        let experts = plan.routings().map(|routing| routing.experts);
         let (sum, most) = experts.fold((0, 0), |(sum, most), n| (sum + n, most.max(n)));
         let least = most.saturating_sub(cached_at_first(on_device, true)).max(1);
         (least, sum.max(least))
@@ -56,8 +53,13 @@ impl Cuda {
         let devices = self.devices.len() as u64;
         let [free, limit] = [self.free_memory(), self.memory_limit];
         let of_each = |bytes: Option<u64>| bytes.map(|bytes| bytes / devices);
-        let slots = |more: u64| {
-            experts.slots_on_device(self.expert_budget, model + more, of_each(free), of_each(limit))
+        // Memory for missed experts is a part of the budget, unless that is a share of the experts.
+        let slots = |missed: u64| {
+            let budget = match self.expert_budget {
+                ExpertBudget::Bytes(bytes) => ExpertBudget::Bytes(bytes.saturating_sub(missed)),
+                budget => budget,
+            };
+            experts.slots_on_device(budget, model + missed, of_each(free), of_each(limit))
         };
         // The fewer slots there are, the more experts can be missed.
         let mut fewest = slots(0)?;

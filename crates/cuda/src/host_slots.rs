@@ -1,6 +1,7 @@
 //! Which experts have one of the slots in memory of the host, where they come from the model's
-//! file. The device exchanges them with others, which it has not used for longer. This file must
-//! not know the driver.
+//! file. The device exchanges them with others, which it has not used for longer. Of the rest, the
+//! ones that were used least recently lose their slots (LRU), in prompts those that were used most
+//! recently (MRU). This file must not know the driver.
 
 use std::ops::Range;
 
@@ -29,9 +30,9 @@ pub(crate) struct Taken {
 /// Which experts lose their slots first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Victims {
-    /// Those that were used least recently.
+    /// Those that were used least recently: LRU.
     Oldest,
-    /// Those that were used most recently, before now: where layers use nearly all of their
+    /// Those that were used most recently, before now: MRU. Where layers use nearly all of their
     /// experts, one after the other, these are needed last.
     Newest,
 }
@@ -80,13 +81,15 @@ impl HostSlots {
     }
 
     /// Gives slots to absent experts: those of experts that were not used at the time `now`, nor
-    /// came then. If there are too few, the last ones get none. Returns them by slot.
+    /// came then, nor are `spared`. If there are too few, the last ones get none. Returns them by
+    /// slot.
     pub(crate) fn take(
         &mut self,
         mut absent: Vec<usize>,
         now: u32,
         used_at: &[u32],
         victims: Victims,
+        spared: Range<usize>,
     ) -> Vec<Taken> {
         let age = |expert: &Option<usize>| match *expert {
             // The clock starts again after 2^32 layers.
@@ -96,8 +99,10 @@ impl HostSlots {
             None => u32::MAX,
         };
         self.ages.clear();
-        let ages = self.experts.iter().map(age).zip(0..).filter(|(age, _)| *age > 0);
-        self.ages.extend(ages);
+        let is_spared = |expert: &Option<usize>| expert.is_some_and(|e| spared.contains(&e));
+        let others = self.experts.iter().zip(0..).filter(|(expert, _)| !is_spared(expert));
+        let ages = others.map(|(expert, slot)| (age(expert), slot));
+        self.ages.extend(ages.filter(|(age, _)| *age > 0));
         absent.truncate(self.ages.len());
         if absent.len() < self.ages.len() {
             let first = |&(age, _): &(u32, usize)| match victims {
@@ -131,7 +136,7 @@ mod tests {
         fn take_used(&mut self, layer: Range<usize>, now: u32, used_at: &[u32]) -> Vec<Taken> {
             let mut used = self.absent(layer);
             used.retain(|&expert| used_at[expert] == now);
-            self.take(used, now, used_at, Victims::Oldest)
+            self.take(used, now, used_at, Victims::Oldest, 0..0)
         }
     }
 
@@ -168,14 +173,17 @@ mod tests {
             let layer = (now as usize - 1) % 3;
             used_at[2 * layer + 1] = now;
             let absent = slots.absent(2 * layer..2 * layer + 2);
-            let taken = slots.take(absent, now, &used_at, Victims::Newest);
+            let taken = slots.take(absent, now, &used_at, Victims::Newest, 0..0);
             evicted.extend(taken.iter().filter_map(|taken| taken.evicted));
         }
         // One of the three is read in each round, and the last one before it makes room.
         assert_eq!(evicted, [3, 1]);
         // There is no room beside those that are used now.
         used_at = [7; 6];
-        assert_eq!(slots.take(vec![0, 2], 7, &used_at, Victims::Newest), []);
+        assert_eq!(slots.take(vec![0, 2], 7, &used_at, Victims::Newest, 0..0), []);
+        // Nor beside spared ones.
+        assert_eq!(slots.take(vec![0, 2], 8, &used_at, Victims::Newest, 0..6), []);
+        assert_eq!(slots.take(vec![0, 2], 8, &used_at, Victims::Newest, 0..4).len(), 1);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! of them are packed in slots in memory of the host, none of which is also on the device. Behind
 //! each choice of experts, the kernel `request_experts` (`kernels/expert_cache.cu`) requests those
 //! that are neither there nor on the device, and polls until a thread of the host has read them
-//! from the file.
+//! from the file. In prompts the thread then reads the next layer's ahead.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bodkin_backend::{Error, Result};
 use bodkin_gguf::{File, Format, Tensor};
-use bodkin_model::{Op, Plan, WeightId};
+use bodkin_model::{Plan, WeightId};
 
 use crate::constants::{
     ANSWER, IS_READING_AHEAD, MAILBOX, READER_HAS_ENDED, REQUEST, REQUESTED_ROUTING,
@@ -74,8 +74,8 @@ impl Drop for SetAtEnd<'_> {
 
 /// What a thread does for a read.
 enum Work<'a> {
-    /// Asks the system for a part of the file.
-    Ask(&'a Tensor, Range<usize>),
+    /// Asks the system to read a part of the file.
+    Prefetch(&'a Tensor, Range<usize>),
     Pack(Piece<'a>),
 }
 
@@ -134,11 +134,7 @@ impl MappedExperts {
     ) -> Result<MappedExperts> {
         let (mut are_on_device, mut matrices) = (Vec::new(), 0);
         let mut layers = Vec::new();
-        let used = plan.ops.iter().filter_map(|op| match op {
-            Op::Route { routing, .. } => Some(routing.used),
-            _ => None,
-        });
-        for (ids, used) in plan.routed_weights().into_iter().zip(used) {
+        for (ids, routing) in plan.routed_weights().into_iter().zip(plan.routings()) {
             let (mut weights, mut offset, mut count) = (Vec::new(), 0, 0);
             for id in ids {
                 let (weight, shape) = (plan.weight(id), shapes(id));
@@ -157,7 +153,8 @@ impl MappedExperts {
                 offset += shape.expert_bytes() + shape.expert_exponents();
                 matrices += count;
             }
-            layers.push(Layer { experts: count, used, first: are_on_device.len(), weights });
+            let (used, first) = (routing.used, are_on_device.len());
+            layers.push(Layer { experts: count, used, first, weights });
             are_on_device.extend((0..count).map(|expert| expert < on_device));
         }
         let of_layer = |layer: &Layer| slot_bytes(layer.weights.iter().map(|w| &w.shape));
@@ -268,10 +265,13 @@ impl Reader {
             let number = request.load(Ordering::Acquire);
             if number != answered {
                 let routing = routing.load(Ordering::Relaxed) as usize;
-                let next = self.or_fail(|| self.read(routing, number)).flatten();
-                is_reading_ahead.store(u32::from(next.is_some()), Ordering::Relaxed);
+                self.record_failure(|| self.read(routing, number));
+                let reads_ahead = !self.buffers().read_ahead.is_empty();
+                is_reading_ahead.store(u32::from(reads_ahead), Ordering::Relaxed);
                 answer.store(number, Ordering::Release);
-                next.and_then(|next| self.or_fail(|| self.read_ahead(next, number)));
+                if reads_ahead {
+                    self.record_failure(|| self.read_ahead(routing + 1));
+                }
                 (answered, asked_at) = (number, Instant::now());
             } else if self.steps.load(Ordering::Acquire) == 0 {
                 thread::park();
@@ -283,58 +283,58 @@ impl Reader {
         }
     }
 
-    /// The result of a read; none if it fails, which ends the step.
-    fn or_fail<T>(&self, read: impl FnOnce() -> bodkin_gguf::Result<T>) -> Option<T> {
+    /// Reads, and remembers why that has failed: then the step fails.
+    fn record_failure(&self, read: impl FnOnce() -> bodkin_gguf::Result<()>) {
         let text = match catch_unwind(AssertUnwindSafe(read)) {
-            Ok(Ok(result)) => return Some(result),
+            Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(_) => "experts cannot be packed".to_owned(),
         };
         self.failure.get_or_init(|| text);
-        None
     }
 
     /// Reads the experts of a layer that were chosen now and are not here. Where rows have chosen
-    /// most of its experts, they will choose most of the next layer's: returns its routing.
-    fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<Option<usize>> {
+    /// most of its experts, they will choose most of the next layer's: those get slots, too, which
+    /// are filled while the device computes this layer. (A layer that misses nothing makes no
+    /// request, so nothing is read ahead for the one behind it.)
+    fn read(&self, routing: usize, now: u32) -> bodkin_gguf::Result<()> {
         let layer = &self.layers[routing];
         let buffers = &mut *self.buffers();
         let start = buffers.tiles.address();
+        // Of steps whose experts cannot be read nobody sees the results, but they must have some.
         let read_ahead = std::mem::take(&mut buffers.read_ahead);
         read_ahead.iter().for_each(|taken| self.set_addresses(buffers, taken));
         let moved = self.moved(&buffers.slots, start, buffers.tables.slice());
         buffers.slots.follow(now, moved);
         let used_at = buffers.used_at.slice();
         let mut missing = buffers.slots.absent(layer.all());
-        let chosen = layer.all().filter(|&expert| used_at[expert] == now).count();
-        // Without those on the device.
-        let others = layer.all().filter(|&expert| !buffers.slots.is_on_device(expert)).count();
-        let most_are_chosen = chosen > layer.used && 2 * chosen >= others;
         missing.retain(|&expert| used_at[expert] == now);
         let count = missing.len();
+        let most_are_chosen = layer.most_are_chosen(now, used_at, &buffers.slots);
         let victims = if most_are_chosen { Victims::Newest } else { Victims::Oldest };
-        let taken = buffers.slots.take(missing, now, used_at, victims);
+        let taken = buffers.slots.take(missing, now, used_at, victims, 0..0);
         assert_eq!(taken.len(), count, "slots for all experts that a layer misses");
-        // Of steps whose experts cannot be read nobody sees the results, but they must have some.
         taken.iter().for_each(|taken| {
             self.forget_evicted(buffers, taken);
             self.set_addresses(buffers, taken);
         });
         self.pack(routing, buffers, &taken)?;
-        Ok(Some(routing + 1).filter(|&next| most_are_chosen && next < self.layers.len()))
+        if let Some(next) = self.layers.get(routing + 1).filter(|_| most_are_chosen) {
+            let absent = buffers.slots.absent(next.all());
+            let used_at = buffers.used_at.slice();
+            let taken = buffers.slots.take(absent, now, used_at, Victims::Newest, next.all());
+            taken.iter().for_each(|taken| self.forget_evicted(buffers, taken));
+            buffers.read_ahead = taken;
+        }
+        Ok(())
     }
 
-    /// Reads the absent experts of a layer behind the one that runs, as far as there are slots that
-    /// it does not use.
-    fn read_ahead(&self, routing: usize, now: u32) -> bodkin_gguf::Result<()> {
+    /// Reads the experts of the layer behind the one that the device computes. It neither reads nor
+    /// writes their slots before it has their addresses.
+    fn read_ahead(&self, routing: usize) -> bodkin_gguf::Result<()> {
         let buffers = &mut *self.buffers();
-        let absent = buffers.slots.absent(self.layers[routing].all());
-        let used_at = buffers.used_at.slice();
-        let taken = buffers.slots.take(absent, now, used_at, Victims::Newest);
-        taken.iter().for_each(|taken| self.forget_evicted(buffers, taken));
-        self.pack(routing, buffers, &taken)?;
-        buffers.read_ahead = taken;
-        Ok(())
+        let taken = buffers.read_ahead.clone();
+        self.pack(routing, buffers, &taken)
     }
 
     /// Packs experts of a layer in their slots, by which they are sorted.
@@ -344,11 +344,14 @@ impl Reader {
         Buffers { tiles, reads, .. }: &mut Buffers,
         taken: &[Taken],
     ) -> bodkin_gguf::Result<()> {
+        if taken.is_empty() {
+            return Ok(());
+        }
         let layer = &self.layers[routing];
         reads[routing] += taken.len() as u64;
         // Reading mapped pages behind the end of the file would end the process.
         self.file.check_unchanged()?;
-        let parts = layer.parts(taken).map(|(tensor, range)| Work::Ask(tensor, range));
+        let parts = layer.parts(taken).map(|(tensor, range)| Work::Prefetch(tensor, range));
         let (mut slots, mut next) = (tiles.slice_mut().chunks_exact_mut(self.slot_bytes), 0);
         let pieces = taken.iter().flat_map(|&Taken { slot, expert, .. }| {
             let bytes = slots.nth(slot - next).expect("one of the slots");
@@ -357,7 +360,7 @@ impl Reader {
         });
         let pieces = pieces.flat_map(Piece::split).map(Work::Pack);
         READERS.for_each(parts.chain(pieces), |work| match work {
-            Work::Ask(tensor, range) => self.file.will_need(tensor, range),
+            Work::Prefetch(tensor, range) => self.file.will_need(tensor, range),
             Work::Pack(piece) => piece.pack(),
         });
         Ok(())
@@ -424,6 +427,14 @@ impl Layer {
     /// The numbers of its experts.
     fn all(&self) -> Range<usize> {
         self.first..self.first + self.experts
+    }
+
+    /// Whether rows have chosen most of the experts that are not on the device, and more than one
+    /// row can.
+    fn most_are_chosen(&self, now: u32, used_at: &[u32], slots: &HostSlots) -> bool {
+        let chosen = self.all().filter(|&expert| used_at[expert] == now).count();
+        let others = self.all().filter(|&expert| !slots.is_on_device(expert)).count();
+        chosen > self.used && 2 * chosen >= others
     }
 
     /// The bytes of some of its experts in the file.

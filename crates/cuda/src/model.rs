@@ -367,7 +367,7 @@ impl CudaModel {
             let persistent = self.persistent_of_step(size);
             let range = persistent.map_or(0..0, |(_, persistent, _)| persistent.stages.clone());
             let launch = || {
-                persistent.map_or_else(|| step.barrier(), |_| step.update_expert_cache())?;
+                persistent.map_or_else(|| step.barrier(), |_| step.forget_streamed_experts())?;
                 stages[..range.start].iter().try_for_each(|stage| step.run(stage))?;
                 if let Some((kernel, persistent, _)) = persistent {
                     step.run_persistent(*kernel, persistent)?;

@@ -36,7 +36,7 @@ impl Threads {
         items: impl Iterator<Item = T>,
         work: impl Fn(T) + Sync,
     ) {
-        // Threads that start together would wait for a lock of all items.
+        // All threads start together, so one lock around the iterator would be contended.
         let items: Vec<Mutex<Option<T>>> = items.map(|item| Mutex::new(Some(item))).collect();
         let next = AtomicUsize::new(0);
         let mut shared = self.pool.lock().unwrap_or_else(PoisonError::into_inner);

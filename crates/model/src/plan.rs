@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashSet};
 use bodkin_gguf::{Format, Tensor};
 
 use crate::ids::{Value, WeightId};
-use crate::op::{Attention, Compression, DeltaRule, EmbedBy, Op, PoolKind, Scan};
+use crate::op::{Attention, Compression, DeltaRule, EmbedBy, Op, PoolKind, Routing, Scan};
 
 /// A tensor of the file that the plan reads.
 #[derive(Clone, Debug, PartialEq)]
@@ -205,6 +205,14 @@ impl Plan {
     /// The number of layers.
     pub fn layers(&self) -> usize {
         self.weights.iter().filter_map(|w| w.layer).max().map_or(0, |last| last + 1)
+    }
+
+    /// How experts are chosen, in the order of layers.
+    pub fn routings(&self) -> impl Iterator<Item = &Routing> {
+        self.ops.iter().filter_map(|op| match op {
+            Op::Route { routing, .. } => Some(routing),
+            _ => None,
+        })
     }
 
     /// The weights of the experts that each routing chooses from, in order.

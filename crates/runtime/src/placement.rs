@@ -133,10 +133,7 @@ fn kv_by_window(plan: &Plan, backend: &dyn Backend, limits: &Limits) -> Vec<(Opt
 
 fn expert_slots(plan: &Plan, memory: &Memory) -> Option<ExpertSlots> {
     let slots = memory.expert_slots?;
-    let experts = plan.ops.iter().filter_map(|op| match op {
-        bodkin_model::Op::Route { routing, .. } => Some(routing.experts),
-        _ => None,
-    });
+    let experts = plan.routings().map(|routing| routing.experts);
     Some(ExpertSlots { slots, experts: experts.max()?, layers: plan.routed_layers().len() })
 }
 

@@ -132,10 +132,7 @@ fn routings(plan: &Plan) -> Vec<Routing> {
         matches!(first, Some(Op::ExpertLinear { experts, .. }) if *experts == all)
             && uses.next().is_none()
     };
-    let experts = plan.ops.iter().filter_map(|op| match op {
-        Op::Route { routing, .. } => Some(routing.experts),
-        _ => None,
-    });
+    let experts = plan.routings().map(|routing| routing.experts);
     let routings = experts.zip(plan.routed_weights()).map(|(experts, mut weights)| {
         weights.retain(|&id| is_of(id, experts));
         Routing { experts, weights }

@@ -416,10 +416,7 @@ impl Model for WgpuModel {
         };
         let mut rest = counts.into_iter().map(u64::from);
         let caches = self.program.caches.stats(&caches);
-        let routings = self.plan.ops.iter().filter_map(|op| match op {
-            Op::Route { routing, .. } => Some(routing.experts),
-            _ => None,
-        });
+        let routings = self.plan.routings().map(|routing| routing.experts);
         let layers = self.plan.routed_layers().into_iter().zip(caches);
         let experts = routings.zip(layers).map(|(experts, (layer, cache))| {
             let counts = rest.by_ref().take(experts).collect();

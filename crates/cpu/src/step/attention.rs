@@ -5,11 +5,10 @@
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use bodkin_backend::Worker;
 use bodkin_model::Attention;
 
 use super::context::StepContext;
-use bodkin_backend::Worker;
-
 use crate::ops::attention::{
     PartialSoftmax, QueryTile, SPLIT_TOKENS, TILE_ROWS, VisibleRange, attend_split,
 };

@@ -10,9 +10,9 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::context::StepContext;
 use bodkin_backend::Worker;
 
+use super::context::StepContext;
 use crate::ops::delta_rule::{COLUMNS, RuleToken, delta_rule, scratch_len, state_len};
 use crate::program::DeltaRuleStage;
 

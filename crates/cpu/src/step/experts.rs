@@ -5,12 +5,11 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
+use bodkin_backend::Worker;
 use bodkin_gguf::File;
 use bodkin_model::Rows;
 
 use super::context::StepContext;
-use bodkin_backend::Worker;
-
 use crate::expert_cache::{ExpertCache, Location};
 use crate::linear::{ActivationFormats, OutRows, PackedWeight, matmul};
 use crate::program::{ExpertPermutation, Linear, Operand};

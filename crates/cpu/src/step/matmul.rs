@@ -7,11 +7,10 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use bodkin_backend::Worker;
 use bodkin_model::Rows;
 
 use super::context::StepContext;
-use bodkin_backend::Worker;
-
 use crate::linear::{OutRows, matmul};
 use crate::memory::prefetch_l2;
 use crate::program::{Linear, Operand, Stage};

@@ -20,8 +20,8 @@ parameters! {
         host: (u64 *),
         /// [slots] tiles on the device
         slots: (u8 *),
-        /// [streamed] tiles there, of experts without a slot, for one step
-        streamed: (u8 *),
+        /// tiles there, of experts without a slot, for one step
+        streamed_tiles: (u8 *),
         /// of one expert's tiles
         expert_bytes: u64,
         /// [experts, exponent_bytes] on the device
@@ -65,7 +65,7 @@ parameters! {
         layers: (const CachedLayer *),
         /// whether the first chosen experts without a slot are in the spare slots
         uses_spares: u32,
-        /// how many chosen experts without a slot are copied for this step
-        streamed: u32,
+        /// how many chosen experts without a slot are copied for this step, at most
+        most_streamed: u32,
     }
 }

@@ -23,23 +23,32 @@ impl Step<'_> {
                     unsafe { self.device.launch(kernel, [1; 3], THREADS, 0, &request) }?;
                 }
                 // Rows that choose the same expert would each read it over the bus.
-                let streamed = if self.size.tokens > 1 { layer.streamed } else { 0 };
+                let most_streamed = if self.size.tokens > 1 { layer.most_streamed } else { 0 };
                 let parameters =
-                    p::UpdateExpertCache { layers: layer.address, uses_spares: 0, streamed };
+                    p::UpdateExpertCache { layers: layer.address, uses_spares: 0, most_streamed };
                 self.update(1, layer.experts, &parameters)
             }
             _ => Ok(()),
         }
     }
 
-    /// Gives slots to the experts that the persistent kernel has chosen, for the next step. Before
-    /// it, lets all layers forget what steps of several rows have streamed.
+    /// Gives slots to the experts that the persistent kernel has chosen, for the next step.
     pub(crate) fn update_expert_cache(&self) -> Result<()> {
+        self.update_all(1)
+    }
+
+    /// Before the persistent kernel: stores where the experts are that a step of several rows has
+    /// copied for itself.
+    pub(crate) fn forget_streamed_experts(&self) -> Result<()> {
+        self.update_all(0)
+    }
+
+    fn update_all(&self, uses_spares: u32) -> Result<()> {
         let layers = || self.at.expert_cache.iter().flatten();
         let Some(first) = layers().next() else { return Ok(()) };
         let experts = layers().map(|layer| layer.experts).max().unwrap_or(0);
         let parameters =
-            p::UpdateExpertCache { layers: first.address, uses_spares: 1, streamed: 0 };
+            p::UpdateExpertCache { layers: first.address, uses_spares, most_streamed: 0 };
         self.update(layers().count(), experts, &parameters)
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use bodkin_backend::{Matmul, Observer};
-use bodkin_model::{Op, Plan, WeightId};
+use bodkin_model::{Plan, WeightId};
 
 use super::{RoutingTrace, invalid};
 use crate::error::Result;
@@ -28,10 +28,7 @@ impl Recorder {
     /// # Errors
     /// If the model has no experts, or not the same number of them in each layer.
     pub fn new(plan: &Plan, name: &Path) -> Result<Recorder> {
-        let routings = plan.ops.iter().filter_map(|op| match op {
-            Op::Route { routing, .. } => Some([routing.experts, routing.used]),
-            _ => None,
-        });
+        let routings = plan.routings().map(|routing| [routing.experts, routing.used]);
         let routings: Vec<[usize; 2]> = routings.collect();
         let routed = plan.routed_weights().into_iter().enumerate();
         let first = |(i, weights): (usize, Vec<WeightId>)| {
