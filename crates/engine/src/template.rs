@@ -7,6 +7,7 @@
 mod budget;
 mod builtins;
 mod calls;
+mod described;
 mod errors;
 mod filters;
 mod json;
@@ -22,7 +23,7 @@ use jiff::civil::DateTime;
 use minijinja::machinery::CompiledTemplate;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, State, Value, machinery};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 
 use self::budget::Budget;
 use self::calls::CallStyle;
@@ -105,6 +106,22 @@ impl Template {
             Some(style) => style.rewrite(messages),
             None => calls::as_content(messages, ToolFormat::of(self.source())),
         }
+    }
+
+    /// Messages as OpenAI's interface has them, for a conversation with `tools`, an array as
+    /// there. Where the template shows no tools, the first message describes them, and calls and
+    /// their results are text; else they are as in [`Template::with_calls`].
+    pub fn with_tools(&self, messages: Vec<Json>, tools: &Json) -> Vec<Json> {
+        if ToolFormat::shows_tools(self.source()) {
+            return self.with_calls(messages);
+        }
+        let trial = json!([
+            { "role": "system", "content": "trial_text" },
+            { "role": "user", "content": "a" },
+        ]);
+        let rendered = self.render(&trial, None, true, &Map::new());
+        let writes_system = rendered.is_ok_and(|text| text.contains("trial_text"));
+        described::as_text(messages, tools, writes_system)
     }
 
     /// The form of calls, by a trial of `render` if there was none.
@@ -237,8 +254,6 @@ fn strftime(format: &str, time: DateTime) -> std::result::Result<String, minijin
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn render(source: &str) -> Result<String> {

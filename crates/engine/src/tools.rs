@@ -68,6 +68,20 @@ impl ToolFormat {
         FORMATS.iter().find(|format| format.template_marks.iter().all(|mark| source.contains(mark)))
     }
 
+    /// The form of calls to tools that a message describes, for templates that show none.
+    pub fn described() -> &'static ToolFormat {
+        &formats::HERMES
+    }
+
+    /// The form of a model's calls by its template; none if that shows tools, but the form is not
+    /// known.
+    pub fn of_model(source: &str) -> Option<&'static ToolFormat> {
+        match ToolFormat::shows_tools(source) {
+            true => ToolFormat::of(source),
+            false => Some(ToolFormat::described()),
+        }
+    }
+
     /// Whether a template shows tools to the model.
     pub fn shows_tools(source: &str) -> bool {
         source.contains("tools") || source.contains("functions")

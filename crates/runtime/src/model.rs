@@ -217,7 +217,10 @@ impl Model {
             messages.insert(0, json!({"role": "system", "content": system}));
         }
         let template = self.template()?;
-        let messages = template.with_calls(messages);
+        let messages = match variables.get("tools") {
+            Some(tools) => template.with_tools(messages, tools),
+            None => template.with_calls(messages),
+        };
         Ok(template.render(&messages.into(), None, add_generation_prompt, variables)?)
     }
 

@@ -339,15 +339,12 @@ impl Calling {
 /// The form of a model's calls.
 ///
 /// # Errors
-/// If its template has no tools, or writes calls in a form that is not known.
+/// If its template writes calls in a form that is not known.
 pub(crate) fn format(lease: &Lease) -> Result<&'static ToolFormat> {
     let source = lease.text()?.template()?.source();
-    let wrong = |what: &str| {
-        let model = lease.id();
-        ApiError::field("tools", format!("tools: the chat template of {model} {what}"))
-    };
-    if !ToolFormat::shows_tools(source) {
-        return Err(wrong("has no tools"));
-    }
-    ToolFormat::of(source).ok_or_else(|| wrong("writes tool calls in a form that is not known"))
+    ToolFormat::of_model(source).ok_or_else(|| {
+        let of = format!("the chat template of {}", lease.id());
+        let message = format!("tools: {of} writes tool calls in a form that is not known");
+        ApiError::field("tools", message)
+    })
 }

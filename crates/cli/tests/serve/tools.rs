@@ -171,9 +171,49 @@ fn large_tools_are_compiled_or_refused() {
     assert_eq!(server.post("/v1/chat/completions", &body).status, 200);
 }
 
+/// Tools are described in a message, whether the template writes system messages or refuses them.
 #[test]
-fn a_template_without_tools_has_none() {
-    let (_folder, server) = start("{{ messages[0].content }}");
+fn a_template_without_tools_gets_them_as_text() {
+    const MESSAGES: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    const REFUSAL: &str =
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}";
+    let refuses = format!("{REFUSAL}{MESSAGES}");
+    for (source, first) in [(MESSAGES, "system"), (&refuses, "user")] {
+        let (_folder, server) = start(source);
+        let history = json!([
+            { "role": "user", "content": "a" },
+            { "role": "assistant", "content": null, "tool_calls": [{
+                "id": "c", "type": "function",
+                "function": { "name": "weather", "arguments": "{\"city\": \"Rome\"}" },
+            }] },
+            { "role": "tool", "tool_call_id": "c", "content": "sun" },
+        ]);
+        let body = chat(json!({ "messages": history }));
+        let prompt = server.post("/apply-template", &body).json()["prompt"].to_string();
+        for part in [
+            &format!("\"{first}: You can call functions."),
+            r#"{\"name\":\"weather\",\"description\":\"A tool.\","#,
+            r#"assistant: <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\":"#,
+            r"user: <tool_response>\nsun\n</tool_response>",
+        ] {
+            assert!(prompt.contains(part), "{part} is not in {prompt}");
+        }
+        for fields in [json!({}), json!({ "messages": history })] {
+            let mut body = chat(fields);
+            body["tool_choice"] = "required".into();
+            let answer = server.post("/v1/chat/completions", &body);
+            assert_eq!(answer.status, 200, "{answer:?}");
+            let call = &answer.json()["choices"][0]["message"]["tool_calls"][0]["function"];
+            let arguments: Value =
+                serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+            assert!(arguments["city"] == "Paris" || arguments["city"] == "Rome", "{answer:?}");
+        }
+    }
+}
+
+#[test]
+fn calls_need_a_known_form() {
+    let (_folder, server) = start("{{ tools }}{{ messages[0].content }}");
     let messages = json!([{ "role": "user", "content": "a" }]);
     let flat = json!({ "type": "function", "name": "a", "parameters": {} });
     let theirs = json!({ "name": "a", "input_schema": { "type": "object" } });
@@ -189,15 +229,12 @@ fn a_template_without_tools_has_none() {
         body["tools"] = json!([tool]);
         let refused = server.post(path, &body);
         assert_eq!(refused.status, 400, "{path}: {refused:?}");
-        assert!(refused.body.contains("tools: the chat template of "), "{path}: {}", refused.body);
-        assert!(refused.body.contains(" has no tools"), "{path}: {}", refused.body);
+        let wanted = "writes tool calls in a form that is not known";
+        assert!(refused.body.contains(wanted), "{path}: {}", refused.body);
     }
     // None that may be called are none.
     for fields in [json!({ "tools": [] }), json!({ "tool_choice": "none" })] {
         let answer = server.post("/v1/chat/completions", &chat(fields));
         assert_eq!(answer.status, 200, "{answer:?}");
     }
-    let (_folder, server) = start("{{ tools }}{{ messages[0].content }}");
-    let refused = server.post("/v1/chat/completions", &chat(json!({})));
-    assert!(refused.body.contains("writes tool calls in a form that is not known"), "{refused:?}");
 }

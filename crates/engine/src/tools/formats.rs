@@ -388,15 +388,7 @@ pub(crate) static FORMATS: &[ToolFormat] = &[
         hidden: &["<|/tool_call|>"],
         ..PLAIN
     },
-    // Hermes, and all who took its form: Qwen 2.5 and 3, EXAONE, ERNIE, Granite 4.
-    ToolFormat {
-        template_marks: &["<tool_call>"],
-        start: "<tool_call>",
-        end: "</tool_call>",
-        block: ["<tool_call>\n", "\n</tool_call>"],
-        between_blocks: Some("\n"),
-        ..PLAIN
-    },
+    HERMES,
     // Llama 3.1 to 4, which may write an object without any marker.
     ToolFormat {
         template_marks: &["header", "\"parameters\": "],
@@ -419,6 +411,16 @@ const DSML: ToolFormat = ToolFormat {
         [" string=\"true\">", " string=\"false\">"],
         "</｜DSML｜parameter>\n",
     ),
+    ..PLAIN
+};
+
+/// Hermes, and all who took its form: Qwen 2.5 and 3, EXAONE, ERNIE, Granite 4.
+pub(crate) const HERMES: ToolFormat = ToolFormat {
+    template_marks: &["<tool_call>"],
+    start: "<tool_call>",
+    end: "</tool_call>",
+    block: ["<tool_call>\n", "\n</tool_call>"],
+    between_blocks: Some("\n"),
     ..PLAIN
 };
 

@@ -8,7 +8,7 @@ use super::group::{Group, GroupReader, Groups};
 use super::runs::{CodedBlockReader, Readers};
 use super::{Format, fp4, iq, iq4, k, low_bit, q};
 
-/// The meaning of [`Group::codes`].
+/// The meaning of [`super::Groups::codes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {
     /// Numbers from -128, plus 128.

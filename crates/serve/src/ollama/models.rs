@@ -97,7 +97,7 @@ pub(crate) async fn show(State(app): State<SharedApp>, mut fields: Fields) -> Re
     ]);
     let mut capabilities = vec![if facts.makes_text { "completion" } else { "embedding" }];
     let source = &facts.template;
-    if facts.makes_text && ToolFormat::shows_tools(source) && ToolFormat::of(source).is_some() {
+    if facts.makes_text && !source.is_empty() && ToolFormat::of_model(source).is_some() {
         capabilities.push("tools");
     }
     Ok(Json(json!({
