@@ -217,7 +217,8 @@ impl Model {
             messages.insert(0, json!({"role": "system", "content": system}));
         }
         let template = self.template()?;
-        let messages = match variables.get("tools") {
+        let tools = variables.get("tools").filter(|tools| tools.get(0).is_some());
+        let messages = match tools {
             Some(tools) => template.with_tools(messages, tools),
             None => template.with_calls(messages),
         };
