@@ -7,7 +7,8 @@ pub enum ExpertBudget {
     /// All of them if they fit, or else what the rest of the model leaves free.
     #[default]
     Auto,
-    /// At most this number of bytes on each device, but at least one expert of each layer.
+    /// At most this number of bytes on each device, but at least one expert of each layer. On
+    /// NVIDIA GPUs it includes memory for experts that a step copies for itself.
     Bytes(u64),
     /// At most this share of the experts of each layer, but at least one.
     Share(f64),

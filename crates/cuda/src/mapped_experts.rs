@@ -301,7 +301,7 @@ impl Reader {
         let layer = &self.layers[routing];
         let buffers = &mut *self.buffers();
         let start = buffers.tiles.address();
-        // Of steps whose experts cannot be read nobody sees the results, but they must have some.
+        // Experts that cannot be read have addresses, too: the step fails when it has ended.
         let read_ahead = std::mem::take(&mut buffers.read_ahead);
         read_ahead.iter().for_each(|taken| self.set_addresses(buffers, taken));
         let moved = self.moved(&buffers.slots, start, buffers.tables.slice());

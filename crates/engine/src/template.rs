@@ -50,6 +50,8 @@ pub struct Template {
     time: Option<DateTime>,
     /// How messages have tool calls, from the first that has some.
     calls: OnceLock<Option<CallStyle>>,
+    /// Whether it writes system messages, where that was asked.
+    writes_system: OnceLock<bool>,
 }
 
 impl Template {
@@ -76,7 +78,8 @@ impl Template {
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Template> {
         let renderers = Renderers::new(source)?;
         let (bos_token, eos_token) = (bos_token.to_owned(), eos_token.to_owned());
-        Ok(Template { renderers, bos_token, eos_token, time: None, calls: OnceLock::new() })
+        let (calls, writes_system) = (OnceLock::new(), OnceLock::new());
+        Ok(Template { renderers, bos_token, eos_token, time: None, calls, writes_system })
     }
 
     /// Stops the clock that templates see at a local time such as `2025-01-15T12:00:00`.
@@ -109,19 +112,37 @@ impl Template {
     }
 
     /// Messages as OpenAI's interface has them, for a conversation with `tools`, an array as
-    /// there. Where the template shows no tools, the first message describes them, and calls and
-    /// their results are text; else they are as in [`Template::with_calls`].
-    pub fn with_tools(&self, messages: Vec<Json>, tools: &Json) -> Vec<Json> {
+    /// there. Where the template shows no tools, a message describes them, and calls and their
+    /// results are text; else they are as in [`Template::with_calls`].
+    ///
+    /// # Errors
+    /// If a trial of the template does not run.
+    pub fn with_tools(&self, messages: Vec<Json>, tools: Option<&Json>) -> Result<Vec<Json>> {
         if ToolFormat::shows_tools(self.source()) {
-            return self.with_calls(messages);
+            return Ok(self.with_calls(messages));
+        }
+        if tools.is_none() && !described::have_calls(&messages) {
+            return Ok(messages);
+        }
+        let format = ToolFormat::of_model(self.source()).unwrap_or(ToolFormat::described());
+        Ok(described::as_text(messages, tools, format, self.writes_system()?))
+    }
+
+    /// Whether a conversation may begin with a system message, by a trial, once.
+    fn writes_system(&self) -> Result<bool> {
+        if let Some(&writes_system) = self.writes_system.get() {
+            return Ok(writes_system);
         }
         let trial = json!([
             { "role": "system", "content": "trial_text" },
             { "role": "user", "content": "a" },
         ]);
-        let rendered = self.render(&trial, None, true, &Map::new());
-        let writes_system = rendered.is_ok_and(|text| text.contains("trial_text"));
-        described::as_text(messages, tools, writes_system)
+        let writes_system = match self.render(&trial, None, true, &Map::new()) {
+            Ok(text) => text.contains("trial_text"),
+            Err(error @ Error::Thread(_)) => return Err(error),
+            Err(_) => false,
+        };
+        Ok(*self.writes_system.get_or_init(|| writes_system))
     }
 
     /// The form of calls, by a trial of `render` if there was none.

@@ -76,10 +76,12 @@ impl ToolFormat {
     /// The form of a model's calls by its template; none if that shows tools, but the form is not
     /// known.
     pub fn of_model(source: &str) -> Option<&'static ToolFormat> {
-        match ToolFormat::shows_tools(source) {
-            true => ToolFormat::of(source),
-            false => Some(ToolFormat::described()),
+        let known = ToolFormat::of(source);
+        if ToolFormat::shows_tools(source) {
+            return known;
         }
+        // A message describes the form.
+        known.filter(|format| format.write(&[]).is_some()).or(Some(ToolFormat::described()))
     }
 
     /// Whether a template shows tools to the model.

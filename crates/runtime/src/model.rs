@@ -218,10 +218,7 @@ impl Model {
         }
         let template = self.template()?;
         let tools = variables.get("tools").filter(|tools| tools.get(0).is_some());
-        let messages = match tools {
-            Some(tools) => template.with_tools(messages, tools),
-            None => template.with_calls(messages),
-        };
+        let messages = template.with_tools(messages, tools)?;
         Ok(template.render(&messages.into(), None, add_generation_prompt, variables)?)
     }
 

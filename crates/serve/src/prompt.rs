@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bodkin_engine::ToolFormat;
 use serde_json::{Map, Value};
 use tokio::task::spawn_blocking;
 
@@ -101,8 +102,9 @@ pub(crate) fn render(lease: &Lease, chat: &Chat) -> Result<String> {
     let has_mark = chat.end == ChatEnd::Answer;
     let render = |messages| Ok(lease.text()?.render_chat(messages, &variables, has_mark)?);
     let mut messages = chat.messages.clone();
-    // What Mistral's templates say where they refuse it.
-    if lease.text()?.template()?.source().contains("must alternate") {
+    let source = lease.text()?.template()?.source();
+    // What Mistral's templates say where they refuse it. Others get results as text.
+    if source.contains("must alternate") && ToolFormat::shows_tools(source) {
         join_behind_results(&mut messages);
     }
     match chat.end {

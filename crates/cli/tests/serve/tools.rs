@@ -175,8 +175,9 @@ fn large_tools_are_compiled_or_refused() {
 #[test]
 fn a_template_without_tools_gets_them_as_text() {
     const MESSAGES: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
-    const REFUSAL: &str =
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}";
+    const REFUSAL: &str = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}\
+        {% endif %}{% for m in messages %}{% if m.role != ['user', 'assistant'][loop.index0 % 2] %}\
+        {{ raise_exception('they must alternate') }}{% endif %}{% endfor %}";
     let refuses = format!("{REFUSAL}{MESSAGES}");
     for (source, first) in [(MESSAGES, "system"), (&refuses, "user")] {
         let (_folder, server) = start(source);
@@ -187,14 +188,19 @@ fn a_template_without_tools_gets_them_as_text() {
                 "function": { "name": "weather", "arguments": "{\"city\": \"Rome\"}" },
             }] },
             { "role": "tool", "tool_call_id": "c", "content": "sun" },
+            { "role": "user", "content": "and now?" },
         ]);
+        // Without tools to call, earlier calls are text all the same.
+        let body = chat(json!({ "messages": history, "tool_choice": "none" }));
+        let prompt = server.post("/apply-template", &body).json()["prompt"].to_string();
+        assert!(prompt.starts_with("\"user: a\\nassistant: <tool_call>\\n"), "{prompt}");
         let body = chat(json!({ "messages": history }));
         let prompt = server.post("/apply-template", &body).json()["prompt"].to_string();
         for part in [
             &format!("\"{first}: You can call functions."),
             r#"{\"name\":\"weather\",\"description\":\"A tool.\","#,
             r#"assistant: <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\":"#,
-            r"user: <tool_response>\nsun\n</tool_response>",
+            r"user: <tool_response>\nsun\n</tool_response>\nand now?\n",
         ] {
             assert!(prompt.contains(part), "{part} is not in {prompt}");
         }

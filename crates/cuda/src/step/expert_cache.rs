@@ -37,8 +37,8 @@ impl Step<'_> {
         self.update_all(1)
     }
 
-    /// Before the persistent kernel: stores where the experts are that a step of several rows has
-    /// copied for itself.
+    /// Before the persistent kernel: lets the tables have the addresses on the host again of
+    /// experts that a step of several rows has streamed.
     pub(crate) fn forget_streamed_experts(&self) -> Result<()> {
         self.update_all(0)
     }

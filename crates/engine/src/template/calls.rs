@@ -136,7 +136,8 @@ pub(super) fn as_content(mut messages: Vec<Json>, format: Option<&ToolFormat>) -
         let calls: Vec<ToolCall> = calls.iter().filter_map(call).collect();
         let written = format.and_then(|format| format.write(&calls)).unwrap_or_default();
         let content = message.get("content").and_then(Json::as_str).unwrap_or_default();
-        message["content"] = format!("{content}{written}").into();
+        let between = if content.is_empty() || content.ends_with('\n') { "" } else { "\n" };
+        message["content"] = format!("{content}{between}{written}").into();
         message.as_object_mut().map(|fields| fields.remove("tool_calls"));
     }
     messages
