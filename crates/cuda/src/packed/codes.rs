@@ -77,22 +77,20 @@ impl CodedRow {
 
     fn put_scales(&self, layout: MmaLayout, r: usize, tile: &mut [u8]) {
         let groups = self.scales.chunks(2).zip(self.mins.chunks(2));
-        let chunks = tile.chunks_exact_mut(layout.chunk_bytes()).zip(groups);
+        let chunks = tile.chunks_exact_mut(layout.chunk_bytes());
+        let chunks = chunks.map(|chunk| &mut chunk[layout.code_bytes()..]).zip(groups);
         let place = 2 * (r % 8) + r / 8;
         let scale = |scale: u16, _| scale.to_le_bytes();
         let scale_and_min = |scale, min| (u32::from(scale) | u32::from(min) << 16).to_le_bytes();
         match layout {
-            MmaLayout::U4 => put_scales::<_, 1>(chunks, 512, place, scale_and_min),
-            MmaLayout::U5 => put_scales::<_, 1>(chunks, 640, place, scale_and_min),
-            MmaLayout::U2x16 => put_scales::<_, 2>(chunks, 256, place, scale_and_min),
-            MmaLayout::S4x16 | MmaLayout::Codebook => {
-                put_scales::<_, 2>(chunks, 512, place, scale);
+            MmaLayout::U4 | MmaLayout::U5 => put_scales::<_, 1>(chunks, place, scale_and_min),
+            MmaLayout::U2x16 => put_scales::<_, 2>(chunks, place, scale_and_min),
+            MmaLayout::S4x16 | MmaLayout::Codebook | MmaLayout::S6x16 => {
+                put_scales::<_, 2>(chunks, place, scale);
             }
-            MmaLayout::S6x16 => put_scales::<_, 2>(chunks, 768, place, scale),
-            MmaLayout::Iq4 => put_scales::<_, 1>(chunks, 512, place, scale),
             // Of a power of two, the lower byte is zero.
-            MmaLayout::Fp4 => put_scales::<_, 1>(chunks, 512, place, |s, _| [(s >> 8) as u8]),
-            _ => put_scales::<_, 1>(chunks, 1024, place, scale),
+            MmaLayout::Fp4 => put_scales::<_, 1>(chunks, place, |s, _| [(s >> 8) as u8]),
+            _ => put_scales::<_, 1>(chunks, place, scale),
         }
     }
 
@@ -133,16 +131,15 @@ fn put_halves(numbers: &mut [[f32; 2]], units: [f32; 2], to: &mut [[u16; 2]]) {
     to.convert_from_f32_slice(numbers);
 }
 
-/// Writes scales of a row to chunks, each with the scales and the minima of its groups, behind
-/// `start` bytes, at `place` of the 16 rows: of each group one or both, as `bytes` has them.
+/// Writes scales of a row to those of chunks, each with the scales and the minima of its groups, at
+/// `place` of the 16 rows: of each group one or both, as `bytes` has them.
 fn put_scales<'a, const N: usize, const EACH: usize>(
     chunks: impl Iterator<Item = (&'a mut [u8], (&'a [[u16; 2]], &'a [[u16; 2]]))>,
-    start: usize,
     place: usize,
     bytes: impl Fn(u16, u16) -> [u8; N],
 ) {
     for (chunk, (scales, mins)) in chunks {
-        let (to, _) = chunk[start..].as_chunks_mut();
+        let (to, _) = chunk.as_chunks_mut();
         for (group, (scales, mins)) in scales.iter().zip(mins).enumerate() {
             for i in 0..EACH {
                 to[16 * (EACH * group + i) + place] = bytes(scales[i], mins[i]);

@@ -130,6 +130,17 @@ impl MmaLayout {
         }
     }
 
+    /// Bytes of a chunk's codes, behind which the scales begin; not of 2:4 layouts.
+    pub(super) fn code_bytes(self) -> usize {
+        match self {
+            MmaLayout::U2x16 => 256,
+            MmaLayout::U5 => 640,
+            MmaLayout::S6x16 => 768,
+            MmaLayout::S8 => 1024,
+            _ => 512,
+        }
+    }
+
     /// Chunks of a tile that a warp of the GEMV kernel copies to shared memory at once.
     pub(crate) fn slot_chunks(self) -> usize {
         match self {
