@@ -57,18 +57,35 @@ const DRIVER_BYTES: u64 = 512 << 20;
 impl ExpertBytes {
     /// The slots of each layer on a device, or none if all experts have room. The model takes
     /// `model` bytes with all of them; `free` are those of the device and `limit` those that the
-    /// user allows, if they are known.
+    /// user allows, if they are known. `missed` are the bytes for experts
+    /// without a slot, by the number of slots: a part of the budget, unless that is a share.
     pub fn slots_on_device(
         self,
         budget: ExpertBudget,
         model: u64,
-        free: Option<u64>,
-        limit: Option<u64>,
+        (free, limit): (Option<u64>, Option<u64>),
+        missed: impl Fn(usize) -> u64,
     ) -> Option<usize> {
         // A limit needs no reserve for the driver.
         let free = free.map_or(u64::MAX, |free| free.saturating_sub(DRIVER_BYTES));
         let free = free.min(limit.unwrap_or(u64::MAX));
-        self.slots(budget, free.saturating_sub(model.saturating_sub(self.all)))
+        let free = free.saturating_sub(model.saturating_sub(self.all));
+        let beside = |missed: u64| {
+            let budget = match budget {
+                ExpertBudget::Bytes(bytes) => ExpertBudget::Bytes(bytes.saturating_sub(missed)),
+                budget => budget,
+            };
+            self.slots(budget, free.saturating_sub(missed))
+        };
+        // The fewer slots there are, the more experts can be missed.
+        let mut slots = beside(0)?;
+        loop {
+            let fewer = beside(missed(slots))?;
+            if fewer >= slots {
+                return Some(slots);
+            }
+            slots = fewer;
+        }
     }
 
     /// The slots of each layer, or none if all experts have room. `free` are the bytes that the
@@ -115,7 +132,25 @@ mod tests {
             (None, Some(999), Some(7)),
             (Some(driver + 500), Some(999), Some(3)),
         ] {
-            assert_eq!(bytes.slots_on_device(auto, 1000, free, limit), slots, "{free:?} {limit:?}");
+            let found = bytes.slots_on_device(auto, 1000, (free, limit), |_| 0);
+            assert_eq!(found, slots, "{free:?} {limit:?}");
+        }
+        // Experts without a slot take 30 bytes each, which a share of the experts does not include.
+        let missed = |slots: usize| 30 * (8 - slots as u64);
+        for (budget, limit, slots) in [
+            (ExpertBudget::Bytes(500), None, 3),
+            (ExpertBudget::Bytes(0), None, 1),
+            (ExpertBudget::Share(0.5), None, 4),
+            (auto, Some(700), 3),
+            (auto, Some(1000), 8),
+        ] {
+            let found = bytes.slots_on_device(budget, 1000, (None, limit), missed);
+            assert_eq!(found.unwrap_or(8), slots, "{budget:?} {limit:?}");
+            let fits = |bytes: u64| slots == 1 || 100 * slots as u64 + missed(slots) <= bytes;
+            match budget {
+                ExpertBudget::Bytes(bytes) => assert!(fits(bytes)),
+                _ => assert!(limit.is_none_or(|limit| fits(limit - 200))),
+            }
         }
         let none = ExpertBytes::default();
         assert_eq!(none.slots(ExpertBudget::Auto, 0), None);

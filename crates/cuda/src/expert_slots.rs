@@ -1,6 +1,6 @@
 //! How many experts of a model get slots on the devices and in memory of the host.
 
-use bodkin_backend::{ExpertBudget, ExpertStore};
+use bodkin_backend::ExpertStore;
 use bodkin_model::Plan;
 
 use crate::expert_budget::{ExpertSlots, Streamed, cached_at_first, expert_bytes, host_slot_bytes};
@@ -53,23 +53,9 @@ impl Cuda {
         let devices = self.devices.len() as u64;
         let [free, limit] = [self.free_memory(), self.memory_limit];
         let of_each = |bytes: Option<u64>| bytes.map(|bytes| bytes / devices);
-        // Memory for missed experts is a part of the budget, unless that is a share of the experts.
-        let slots = |missed: u64| {
-            let budget = match self.expert_budget {
-                ExpertBudget::Bytes(bytes) => ExpertBudget::Bytes(bytes.saturating_sub(missed)),
-                budget => budget,
-            };
-            experts.slots_on_device(budget, model + missed, of_each(free), of_each(limit))
-        };
-        // The fewer slots there are, the more experts can be missed.
-        let mut fewest = slots(0)?;
-        loop {
-            let fitting = slots(self.streamed(plan, fewest).bytes() as u64)?;
-            if fitting >= fewest {
-                return Some(fewest);
-            }
-            fewest = fitting;
-        }
+        let limits = (of_each(free), of_each(limit));
+        let missed = |slots: usize| self.streamed(plan, slots).bytes() as u64;
+        experts.slots_on_device(self.expert_budget, model, limits, missed)
     }
 
     /// Memory for missed experts where each layer has these slots.

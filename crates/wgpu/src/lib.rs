@@ -184,7 +184,7 @@ impl Wgpu {
         let free = memory.map(|memory| memory.free_bytes.unwrap_or(memory.total_bytes));
         let all = model::memory(&self.gpu, plan, limits, self.kv_type, None);
         let model = all.weight_bytes + all.state_bytes + all.scratch_bytes;
-        experts.slots_on_device(self.expert_budget, model, free, self.memory_limit)
+        experts.slots_on_device(self.expert_budget, model, (free, self.memory_limit), |_| 0)
     }
 }
 
