@@ -124,7 +124,7 @@ impl Template {
         if tools.is_none() && !described::have_calls(&messages) {
             return Ok(messages);
         }
-        let format = ToolFormat::of_model(self.source()).unwrap_or(ToolFormat::described());
+        let format = ToolFormat::described(self.source());
         Ok(described::as_text(messages, tools, format, self.writes_system()?))
     }
 

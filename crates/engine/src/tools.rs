@@ -68,20 +68,20 @@ impl ToolFormat {
         FORMATS.iter().find(|format| format.template_marks.iter().all(|mark| source.contains(mark)))
     }
 
-    /// The form of calls to tools that a message describes, for templates that show none.
-    pub fn described() -> &'static ToolFormat {
-        &formats::HERMES
+    /// The form of calls to tools that a message describes, where the template shows none: its own
+    /// if it writes calls in one that can be described, or else Hermes'.
+    pub(crate) fn described(source: &str) -> &'static ToolFormat {
+        let own = ToolFormat::of(source).filter(|format| format.write(&[]).is_some());
+        own.unwrap_or(&formats::HERMES)
     }
 
     /// The form of a model's calls by its template; none if that shows tools, but the form is not
     /// known.
     pub fn of_model(source: &str) -> Option<&'static ToolFormat> {
-        let known = ToolFormat::of(source);
-        if ToolFormat::shows_tools(source) {
-            return known;
+        match ToolFormat::shows_tools(source) {
+            true => ToolFormat::of(source),
+            false => Some(ToolFormat::described(source)),
         }
-        // A message describes the form.
-        known.filter(|format| format.write(&[]).is_some()).or(Some(ToolFormat::described()))
     }
 
     /// Whether a template shows tools to the model.

@@ -111,7 +111,7 @@ mod tests {
             message("assistant", "done"),
         ];
         let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
-        let hermes = ToolFormat::described();
+        let hermes = ToolFormat::described("");
         let found = as_text(messages.clone(), Some(&tools), hermes, true);
         assert_eq!((found.len(), &found[0]["role"]), (5, &json!("system")));
         assert!(text(&found[0]).contains("\n{\"name\":\"f\"}\n"), "{found:?}");
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn the_description_is_where_the_template_writes_it() {
         let found = |messages: Vec<Json>, writes_system| {
-            as_text(messages, Some(&json!([])), ToolFormat::described(), writes_system)
+            as_text(messages, Some(&json!([])), ToolFormat::described(""), writes_system)
         };
         let both = vec![message("system", "be kind"), message("user", "hi")];
         let is_last_of = |message: &Json, end: &str| {
