@@ -48,6 +48,8 @@ pub struct ExpertCacheStats {
     pub fills: u64,
     /// Experts that were read from the file.
     pub reads: u64,
+    /// Misses that the layer before had predicted.
+    pub predicted: u64,
 }
 
 impl ExpertCacheStats {
@@ -60,6 +62,7 @@ impl ExpertCacheStats {
             misses: self.misses + later.misses,
             fills: self.fills + later.fills,
             reads: self.reads + later.reads,
+            predicted: self.predicted + later.predicted,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use bodkin_backend::{EXPERT_SCORE_DECAY, ExpertBudget, ExpertBytes, ExpertCacheStats};
+use bodkin_backend::{EXPERT_SCORE_DECAY, ExpertBudget, ExpertBytes, ExpertCacheStats, Worker};
 use bodkin_gguf::{File, Tensor};
 use bodkin_model::{Op, Plan, WeightId};
 
@@ -19,6 +19,8 @@ use crate::weights::{tensor, uses};
 /// bytes of them if they are large.
 const READ_AHEAD: usize = 16;
 const READ_AHEAD_BYTES: usize = 128 << 20;
+/// Predicted experts of a layer after which older ones count half.
+const REMEMBERED_PREDICTIONS: u32 = 64;
 /// By default one part in this number of the memory for experts is reserved for the page cache.
 const PAGE_CACHE_SHARE: u64 = 8;
 
@@ -90,6 +92,11 @@ struct State {
     missed: Vec<usize>,
     /// The same, by falling score: the order in which they get slots.
     by_score: Vec<usize>,
+    /// The experts that the next step will probably choose, of those without a slot.
+    predicted: Vec<usize>,
+    /// How many predicted experts were chosen, and how many were not.
+    right: u32,
+    wrong: u32,
     stats: ExpertCacheStats,
 }
 
@@ -170,6 +177,25 @@ impl ExpertCache {
         }
     }
 
+    /// Notes which experts the layer will probably choose next.
+    pub(crate) fn predict(&self, experts: impl Iterator<Item = usize>) {
+        self.state.write().unwrap_or_else(PoisonError::into_inner).predict(experts);
+    }
+
+    /// Tells the system to read predicted experts, this thread's share of them.
+    pub(crate) fn will_need_predicted(&self, file: &File, worker: &Worker<'_>) {
+        let state = self.state();
+        if !state.trusts_predictions() {
+            return;
+        }
+        // An expert is divided, as most layers miss one or two.
+        let predicted = state.predicted.iter().take(self.read_ahead());
+        let weights = predicted.flat_map(|&expert| (0..self.weights()).map(move |w| (expert, w)));
+        for (expert, weight) in weights.skip(worker.index).step_by(worker.threads) {
+            self.will_need(file, expert, weight..weight + 1);
+        }
+    }
+
     /// The position of a weight among those of the layer.
     pub(crate) fn position(&self, id: WeightId) -> Option<usize> {
         self.weights.iter().position(|weight| weight.id == id)
@@ -219,6 +245,9 @@ impl State {
             is_chosen: vec![false; experts],
             missed: Vec::with_capacity(experts),
             by_score: Vec::with_capacity(experts),
+            predicted: Vec::with_capacity(experts),
+            right: 0,
+            wrong: 0,
             stats: ExpertCacheStats { slots, ..ExpertCacheStats::default() },
         }
     }
@@ -244,6 +273,7 @@ impl State {
         }
         self.stats.misses += self.missed.len() as u64;
         self.stats.reads = self.stats.misses;
+        self.check_predictions();
         let scores = &self.scores;
         self.by_score.clone_from(&self.missed);
         self.by_score.sort_unstable_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
@@ -257,6 +287,34 @@ impl State {
                 self.stats.fills += 1;
             }
         }
+    }
+
+    fn predict(&mut self, experts: impl Iterator<Item = usize>) {
+        self.predicted.clear();
+        for expert in experts {
+            if self.slot_of[expert].is_none() && !self.predicted.contains(&expert) {
+                self.predicted.push(expert);
+            }
+        }
+    }
+
+    /// Whether three quarters of the experts that were predicted lately have been chosen. What
+    /// others take of the storage costs more than an earlier read gains.
+    fn trusts_predictions(&self) -> bool {
+        self.right >= 3 * self.wrong
+    }
+
+    /// Counts which of the predicted experts the step has chosen.
+    fn check_predictions(&mut self) {
+        let right = self.predicted.iter().filter(|expert| self.is_chosen[**expert]).count() as u32;
+        self.stats.predicted += u64::from(right);
+        self.wrong += self.predicted.len() as u32 - right;
+        self.right += right;
+        if self.right + self.wrong > REMEMBERED_PREDICTIONS {
+            self.right /= 2;
+            self.wrong /= 2;
+        }
+        self.predicted.clear();
     }
 
     /// An empty slot, or that of the expert with the lowest score below this one, of those that the
@@ -311,6 +369,28 @@ mod tests {
         let (missed, _) = run(3, 1, &steps);
         assert_eq!(missed[2], [(1, false)]);
         assert_eq!(missed[5], [(0, false), (1, true)]);
+    }
+
+    #[test]
+    fn predictions_are_trusted_while_most_of_them_are_right() {
+        let (_, mut state) = run(8, 2, &[&[0, 1]]);
+        // Experts with slots need no prediction.
+        state.predict([0, 5, 6, 5].into_iter());
+        assert_eq!(state.predicted, [5, 6]);
+        state.choose(|expert| [0, 5].contains(&expert));
+        assert_eq!((state.right, state.wrong, state.stats.predicted), (1, 1, 1));
+        assert!(state.predicted.is_empty() && !state.trusts_predictions());
+        for _ in 0..40 {
+            let other = (0..8).find(|expert| state.slot_of[*expert].is_none()).unwrap();
+            state.predict([other].into_iter());
+            state.choose(|expert| expert == other);
+        }
+        assert!(state.trusts_predictions());
+        assert!(state.right + state.wrong <= REMEMBERED_PREDICTIONS);
+        // Steps that are not predicted change nothing.
+        let before = (state.right, state.wrong);
+        state.choose(|expert| expert < 4);
+        assert_eq!((state.right, state.wrong), before);
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! - `rows`: consecutive row-local operations run back to back on each row, in one stage;
 //! - `siblings`: linears with the same input run in one stage.
 
+mod prediction;
+
 use bodkin_model::{Attention, Entries, Indexer, Op, Plan, Rope, Routing, Rows, Value, WeightId};
 
 use crate::config::Fusions;
@@ -14,8 +16,15 @@ use crate::program::{
     RowOp, ScanStage, SelectStage, Stage,
 };
 
-/// Lowers a plan. The inputs of the `thresholded` linears get thresholds.
-pub(crate) fn lower(plan: &Plan, isa: Isa, fusions: Fusions, thresholded: &[WeightId]) -> Program {
+/// Lowers a plan. The inputs of the `thresholded` linears get thresholds. Where experts are cached,
+/// layers predict what the next ones will choose.
+pub(crate) fn lower(
+    plan: &Plan,
+    isa: Isa,
+    fusions: Fusions,
+    thresholded: &[WeightId],
+    are_experts_cached: bool,
+) -> Program {
     let buffers = plan.buffers();
     let (stages, ropes, permutations) = (vec![], vec![], vec![]);
     let mut lowering = Lowering {
@@ -43,7 +52,11 @@ pub(crate) fn lower(plan: &Plan, isa: Isa, fusions: Fusions, thresholded: &[Weig
     }
     stages.extend(rest);
     let (ropes, permutations) = (lowering.ropes, lowering.permutations);
-    Program { stages, ropes, permutations, buffer_widths: buffers.widths }
+    let mut program = Program { stages, ropes, permutations, buffer_widths: buffers.widths };
+    if are_experts_cached {
+        prediction::add_predictions(&mut program, plan);
+    }
+    program
 }
 
 struct Lowering<'a> {
@@ -314,6 +327,7 @@ impl Lowering<'_> {
             op,
             used,
             experts,
+            prediction: None,
         });
         let permutation = self.permutations.len() - 1;
         self.stages.push(Stage::Permute { permutation });

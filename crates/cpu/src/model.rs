@@ -204,13 +204,13 @@ pub(crate) fn memory(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
         cached_expert_bytes: cached,
         maps_experts: slots.is_some(),
         expert_slots: slots,
-        ..memory_besides_weights(cpu, plan, limits)
+        ..memory_besides_weights(cpu, plan, limits, slots.is_some())
     }
 }
 
 /// The slots for experts in each layer, or none if all have room.
 pub(crate) fn expert_slots(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Option<usize> {
-    let Memory { state_bytes, scratch_bytes, .. } = memory_besides_weights(cpu, plan, limits);
+    let Memory { state_bytes, scratch_bytes, .. } = memory_besides_weights(cpu, plan, limits, true);
     let others = weight_bytes(cpu, plan, true) + state_bytes + scratch_bytes;
     expert_cache::slots(cpu, plan, others)
 }
@@ -240,17 +240,17 @@ fn weight_bytes(cpu: &Cpu, plan: &Plan, are_cached: bool) -> u64 {
 }
 
 /// The bytes of state and scratch.
-fn memory_besides_weights(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
+fn memory_besides_weights(cpu: &Cpu, plan: &Plan, limits: &Limits, are_cached: bool) -> Memory {
     let (threads, sizes) = (cpu.threads, sizes(cpu, plan, limits));
     let pages = plan.slots.iter().zip(plan.window_indices());
-    let buffers = plan.buffers().bytes(limits.tokens);
-    // Only ropes and permutations are read, which do not depend on fusions.
-    let program = lower(plan, cpu.isa, Fusions::ALL, &thresholded(cpu, plan));
+    // Nothing is read that depends on fusions.
+    let program = lower(plan, cpu.isa, Fusions::ALL, &thresholded(cpu, plan), are_cached);
+    let buffers = 4 * limits.tokens * program.buffer_widths.iter().sum::<usize>();
     let angles: usize = program.ropes.iter().map(|rope| rope.dims * limits.tokens).sum();
     let permutations =
         program.permutations.iter().map(|p| PermutationTables::bytes(p, limits.tokens, threads));
     let permutations: usize = permutations.sum();
-    let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + permutations;
+    let scratch = 4 * (threads * sizes.scratch + sizes.partials + angles) + permutations + buffers;
     let logits = 4 * limits.outputs * plan.output_width();
     Memory {
         state_bytes: pages
@@ -260,8 +260,7 @@ fn memory_besides_weights(cpu: &Cpu, plan: &Plan, limits: &Limits) -> Memory {
             })
             .sum::<u64>()
             + state::bytes(plan, limits.state_slots),
-        scratch_bytes: buffers
-            + (sizes.input_bytes.iter().sum::<usize>() + scratch + logits) as u64,
+        scratch_bytes: (sizes.input_bytes.iter().sum::<usize>() + scratch + logits) as u64,
         ..Memory::default()
     }
 }
@@ -277,7 +276,7 @@ impl CpuModel {
         mut caches: BTreeMap<usize, ExpertCache>,
     ) -> CpuModel {
         let thresholded = thresholded(cpu, &plan);
-        let program = lower(&plan, cpu.isa, cpu.fusions, &thresholded);
+        let program = lower(&plan, cpu.isa, cpu.fusions, &thresholded, !caches.is_empty());
         let (sizes, threads) = (sizes(cpu, &plan, limits), pool.threads());
         let memory = ModelMemory::new(cpu, &plan, &program, limits, &sizes, threads);
         let vector = |id: WeightId| weights[id.0].vector.as_deref().expect("prepared as a vector");

@@ -79,6 +79,7 @@ fn expert_part(plan: &Plan, program: &Program, stage: &Stage) -> ExpertPart {
         Stage::Rows { ops, .. } if ops.iter().any(|op| matches!(op, RowOp::Route { .. })) => {
             ExpertPart::Routing
         }
+        Stage::Prediction { .. } => ExpertPart::Routing,
         Stage::Permute { permutation } if is_routed(*permutation) => ExpertPart::Routing,
         Stage::GroupedGemm { permutation, .. } if is_routed(*permutation) => ExpertPart::Experts,
         _ => ExpertPart::None,
@@ -91,6 +92,7 @@ pub(crate) fn describe(plan: &Plan, stage: &Stage) -> String {
     match stage {
         Stage::Attention { .. } => "attention".to_owned(),
         Stage::Permute { .. } => "permute by expert".to_owned(),
+        Stage::Prediction { .. } => "prediction of experts".to_owned(),
         Stage::GatheredAttention(_) => "gathered attention".to_owned(),
         Stage::Select(_) => "select".to_owned(),
         Stage::Conv { .. } => "conv".to_owned(),

@@ -156,6 +156,8 @@ pub(crate) enum Stage {
     Select(SelectStage),
     /// Permutes the (token, expert) pairs by expert, on one thread.
     Permute { permutation: usize },
+    /// The scores of the next layer's router for this layer's input, in steps of few rows.
+    Prediction { input: Operand, linear: Linear },
     /// A grouped GEMM over the chosen experts, whose input the stage before quantised; threads
     /// share the weight rows.
     GroupedGemm { input: Operand, cols: usize, permutation: usize, linears: Vec<Linear> },
@@ -242,6 +244,20 @@ pub(crate) struct ExpertPermutation {
     pub(crate) used: usize,
     /// All experts.
     pub(crate) experts: usize,
+    /// What the next layer with experts will probably choose, if those are cached.
+    pub(crate) prediction: Option<Prediction>,
+}
+
+/// A routing that gets the scores of [`Stage::Prediction`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Prediction {
+    /// The permutation of the layer that it is about.
+    pub(crate) permutation: usize,
+    pub(crate) scores: Operand,
+    pub(crate) bias: Option<WeightId>,
+    pub(crate) routing: Routing,
+    /// Where the weights and numbers of the experts go.
+    pub(crate) out: Operand,
 }
 
 /// The lowered plan.

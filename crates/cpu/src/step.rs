@@ -19,6 +19,7 @@ use bodkin_backend::Worker;
 use crate::program::{RowOp, Stage};
 use attention::AttentionStage;
 use context::StepContext;
+use experts::MOST_PREDICTED_ROWS;
 use matmul::{ARRIVAL_LINES, Prefetch, WAITING_LINES};
 
 pub(crate) use attention::{partials_len, scratch_len};
@@ -86,6 +87,11 @@ impl StepContext<'_> {
             Stage::Permute { permutation } => {
                 if worker.index == 0 {
                     self.permute(*permutation);
+                }
+            }
+            Stage::Prediction { input, linear } => {
+                if self.batch.tokens.len() <= MOST_PREDICTED_ROWS {
+                    self.matmul(worker, Rows::Tokens, *input, &[*linear], claimed);
                 }
             }
             Stage::GroupedGemm { input: _, cols, permutation, linears } => {

@@ -67,6 +67,7 @@ fn run(file: &Arc<File>, cpu: Cpu) -> (Vec<u32>, Option<ExpertCacheStats>) {
         misses: a.misses + b.misses,
         fills: a.fills + b.fills,
         reads: a.reads + b.reads,
+        predicted: a.predicted + b.predicted,
     };
     (bits, caches.collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().reduce(sum)))
 }
@@ -74,7 +75,7 @@ fn run(file: &Arc<File>, cpu: Cpu) -> (Vec<u32>, Option<ExpertCacheStats>) {
 #[test]
 fn cached_experts_change_no_bit() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
-    let mut tried = 0;
+    let (mut tried, mut has_predicted) = (0, false);
     for entry in std::fs::read_dir(models).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_none_or(|extension| extension != "gguf") {
@@ -97,15 +98,17 @@ fn cached_experts_change_no_bit() {
         for (share, threads) in [(0.0, 2), (0.5, 1), (0.5, 3)] {
             let (found, cache) = cached(share, threads);
             assert!(found == wanted, "{}: {share} of the experts", path.display());
-            let ExpertCacheStats { slots, hits, misses, fills, reads } = cache.unwrap();
+            let ExpertCacheStats { slots, hits, misses, fills, reads, predicted } = cache.unwrap();
             assert_eq!(reads, misses, "{cache:?}");
+            assert!(predicted <= misses, "{cache:?}");
+            has_predicted |= predicted > 0;
             let name = path.display();
             assert!(hits > 0 && misses >= fills && fills >= slots as u64, "{name}: {cache:?}");
             assert_eq!(*uses.get_or_insert(hits + misses), hits + misses, "{name}");
         }
         assert_eq!(cached(1.0, 2), (wanted, None), "{}", path.display());
     }
-    assert!(tried >= 4, "{tried} models with experts");
+    assert!(tried >= 4 && has_predicted, "{tried} models with experts");
 }
 
 #[test]

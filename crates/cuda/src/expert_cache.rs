@@ -184,7 +184,14 @@ impl ExpertCache {
         unsafe { device.copy_to_host(&mut counters, routing.counters) }?;
         device.synchronize()?;
         let [hits, misses, fills] = counters;
-        Ok(Some(ExpertCacheStats { slots: routing.slots, hits, misses, fills, reads }))
+        Ok(Some(ExpertCacheStats {
+            slots: routing.slots,
+            hits,
+            misses,
+            fills,
+            reads,
+            predicted: 0,
+        }))
     }
 }
 

@@ -95,7 +95,7 @@ impl ExpertCaches {
         let stats = |cache: &ExpertCache| {
             let at = cache.counters_at() + 1;
             let [hits, misses, fills] = [0, 1, 2].map(|i| u64::from(words[at + i]));
-            ExpertCacheStats { slots: cache.slots, hits, misses, fills, reads: 0 }
+            ExpertCacheStats { slots: cache.slots, hits, misses, fills, ..Default::default() }
         };
         self.of_routings.iter().map(|cache| cache.as_ref().map(stats)).collect()
     }
@@ -156,7 +156,8 @@ mod tests {
         let at = second.counters_at();
         words[at..at + 4].copy_from_slice(&[2, 7, 5, 4]);
         let stats = caches.stats(&words);
-        let wanted = ExpertCacheStats { slots: 3, hits: 7, misses: 5, fills: 4, reads: 0 };
+        let wanted =
+            ExpertCacheStats { slots: 3, hits: 7, misses: 5, fills: 4, ..Default::default() };
         assert_eq!(stats[1..], [None, Some(wanted)]);
         assert_eq!(stats[0], Some(ExpertCacheStats { slots: 3, ..Default::default() }));
     }

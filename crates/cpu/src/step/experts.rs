@@ -12,15 +12,21 @@ use bodkin_model::Rows;
 use super::context::StepContext;
 use crate::expert_cache::{ExpertCache, Location};
 use crate::linear::{ActivationFormats, OutRows, PackedWeight, matmul};
-use crate::program::{ExpertPermutation, Linear, Operand};
+use crate::ops::route::route;
+use crate::program::{ExpertPermutation, Linear, Operand, Prediction};
 
 /// How often each thread of a grouped GEMM claims a run of panels.
 const CLAIMS_PER_THREAD: usize = 8;
+/// The most rows of a step that predict what the next layer will choose. More rows choose most of
+/// the experts anyway.
+pub(super) const MOST_PREDICTED_ROWS: usize = 8;
 
 /// Prefetches missed experts from the mapped file (`madvise`) before threads need them. Waiting for
 /// one page after the other would leave the storage idle most of the time.
 struct Prefetch<'a> {
     cache: Option<&'a ExpertCache>,
+    /// That of the layer whose experts are predicted, in the first stage of this layer.
+    next: Option<&'a ExpertCache>,
     file: &'a File,
     order: &'a [u32],
     /// The number of cache hits, at the start of the order; the misses follow.
@@ -34,10 +40,13 @@ impl<'a> Prefetch<'a> {
         let cache = step.caches[permutation].as_ref();
         let positions = linears.iter().filter_map(|linear| cache?.position(linear.weight));
         let weights = positions.map(|at| at..at + 1);
-        let weights = weights.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let weights = weights.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
+        let prediction = step.program.permutations[permutation].prediction;
+        let prediction = prediction.filter(|_| weights.start == 0);
+        let next = prediction.and_then(|prediction| step.caches[prediction.permutation].as_ref());
         let order = step.permutations[permutation].order();
         let hits = order.len() - cache.map_or(0, ExpertCache::missed);
-        Prefetch { cache, file: step.file, order, hits, weights: weights.unwrap_or(0..0) }
+        Prefetch { cache, next, file: step.file, order, hits, weights }
     }
 
     /// Begins with the first missed experts: this thread's share of them, in the weights of this
@@ -49,6 +58,9 @@ impl<'a> Prefetch<'a> {
             missed.iter().take(cache.read_ahead()).skip(worker.index).step_by(worker.threads)
         {
             cache.will_need(self.file, expert as usize, self.weights.start..cache.weights());
+        }
+        if let Some(next) = self.next {
+            next.will_need_predicted(self.file, worker);
         }
     }
 
@@ -68,7 +80,7 @@ impl StepContext<'_> {
     /// Permutes the pairs of all tokens by expert with a stable counting sort, on one thread: a few
     /// microseconds.
     pub(super) fn permute(&self, permutation: usize) {
-        let (view, ExpertPermutation { route, used, experts, .. }) =
+        let (view, ExpertPermutation { route, used, experts, prediction, .. }) =
             (self.permutations[permutation], self.program.permutations[permutation]);
         let tokens = self.batch.tokens.len();
         // A row of a route has the weights of its experts, then their ids as floats. Without a
@@ -114,6 +126,21 @@ impl StepContext<'_> {
         }
         starts.copy_within(0..experts, 1);
         starts[0] = 0;
+        if let Some(prediction) = prediction.filter(|_| tokens <= MOST_PREDICTED_ROWS) {
+            self.predict(&prediction);
+        }
+    }
+
+    /// Predicts what the next layer with experts will choose.
+    fn predict(&self, prediction: &Prediction) {
+        let Prediction { permutation, scores, bias, ref routing, out } = *prediction;
+        let Some(cache) = &self.caches[permutation] else { return };
+        let bias = bias.map(|id| self.vector(id));
+        let experts = (0..self.batch.tokens.len()).flat_map(|row| {
+            route(routing, self.read(scores, row), None, bias, self.write(out, row));
+            self.read(out, row)[routing.used..].iter().map(|&expert| expert as usize)
+        });
+        cache.predict(experts);
     }
 
     /// Converts the input of one token's pairs to activation formats, each at its place in the

@@ -278,7 +278,7 @@ fn encode_experts(
 }
 
 /// What the caches of experts count, where not all experts are on the device.
-const CACHE_METRICS: [Metric<ExpertCacheStats>; 5] = [
+const CACHE_METRICS: [Metric<ExpertCacheStats>; 6] = [
     ("bodkin_expert_cache_slots", "Experts of a layer that the device has room for", false, |c| {
         c.slots as f64
     }),
@@ -293,6 +293,9 @@ const CACHE_METRICS: [Metric<ExpertCacheStats>; 5] = [
         c.fills as f64
     }),
     ("bodkin_expert_cache_reads", "Experts that were read from the file", true, |c| c.reads as f64),
+    ("bodkin_expert_cache_predicted", "Misses that the layer before had predicted", true, |c| {
+        c.predicted as f64
+    }),
 ];
 
 #[cfg(test)]
@@ -308,7 +311,14 @@ mod tests {
 
     impl Collector for Layers {
         fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), Error> {
-            let cache = ExpertCacheStats { slots: 4, hits: 30, misses: 5, fills: 2, reads: 1 };
+            let cache = ExpertCacheStats {
+                slots: 4,
+                hits: 30,
+                misses: 5,
+                fills: 2,
+                reads: 1,
+                predicted: 3,
+            };
             let layer = |layer, cache| {
                 let (counts, seconds) = (vec![1, 3], Vec::new());
                 ExpertStats { layer, counts, seconds, cache }
@@ -329,6 +339,7 @@ mod tests {
             "bodkin_expert_cache_misses_total{model=\"m\",layer=\"1\"} 5.0",
             "bodkin_expert_cache_copies_total{model=\"m\",layer=\"1\"} 2.0",
             "bodkin_expert_cache_reads_total{model=\"m\",layer=\"1\"} 1.0",
+            "bodkin_expert_cache_predicted_total{model=\"m\",layer=\"1\"} 3.0",
             "bodkin_expert_utilization_ratio{model=\"m\",layer=\"0\",expert=\"1\"} 0.75",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");

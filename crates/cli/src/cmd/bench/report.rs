@@ -314,8 +314,9 @@ fn print_profile(out: &mut dyn Write, row: &Row) -> Result<()> {
 /// What the cache of a layer's experts did, null without one.
 fn cache_json(experts: &ExpertStats) -> Value {
     match experts.cache {
-        Some(ExpertCacheStats { slots, hits, misses, fills, reads }) => json!({
+        Some(ExpertCacheStats { slots, hits, misses, fills, reads, predicted }) => json!({
             "slots": slots, "hits": hits, "misses": misses, "fills": fills, "reads": reads,
+            "predicted": predicted,
         }),
         None => Value::Null,
     }
@@ -354,13 +355,17 @@ fn print_expert_caches(out: &mut dyn Write, row: &Row) -> Result<()> {
     let cached = row.experts.iter().filter_map(|e| Some((e.layer, e.cache?, e.counts.len())));
     for (i, (layer, cache, experts)) in cached.enumerate() {
         if i == 0 {
-            writeln!(out, "\n| {}: layer | slots | hits | misses | copies | reads |", row.test())?;
-            writeln!(out, "| ---: | ---: | ---: | ---: | ---: | ---: |")?;
+            writeln!(
+                out,
+                "\n| {}: layer | slots | hits | misses | copies | reads | predicted |",
+                row.test()
+            )?;
+            writeln!(out, "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")?;
         }
-        let ExpertCacheStats { slots, hits, misses, fills, reads } = cache;
+        let ExpertCacheStats { slots, hits, misses, fills, reads, predicted } = cache;
         let share = 100.0 * hits as f64 / (hits + misses).max(1) as f64;
         write!(out, "| {layer} | {slots} of {experts} | {hits} ({share:.1} %) ")?;
-        writeln!(out, "| {misses} | {fills} | {reads} |")?;
+        writeln!(out, "| {misses} | {fills} | {reads} | {predicted} |")?;
     }
     Ok(())
 }

@@ -188,6 +188,7 @@ impl Session {
                 now.misses -= before.misses;
                 now.fills -= before.fills;
                 now.reads -= before.reads;
+                now.predicted -= before.predicted;
             }
         }
         chosen
