@@ -68,6 +68,7 @@ mod model_file;
 mod options;
 mod placement;
 mod progress;
+mod read_ahead;
 mod scorer;
 pub mod source;
 mod tokenizers;

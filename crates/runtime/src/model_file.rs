@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::memory::{experts_note, human_bytes, more_checkpoints, takes_larger_steps, total_bytes};
 use crate::options::{MAX_BATCH_TOKENS, Options, within};
 use crate::progress::Reporter;
+use crate::read_ahead::ReadAhead;
 use crate::source::{self, Check, Layer, Recommendation, Resolved};
 use crate::tokenizers::tokenizer;
 
@@ -415,9 +416,14 @@ impl ModelFile {
         let bytes = self.plan.cost().weight_bytes;
         let phase =
             (bytes > MIN_REPORTED_BYTES).then(|| self.reporter.begin("loading", Some(bytes)));
-        let progress = |done, _| phase.iter().for_each(|phase| phase.set(done));
+        let ahead = ReadAhead::start(&self.file, &self.plan, !memory.maps_experts);
+        let progress = |done, _| {
+            ahead.loaded(done);
+            phase.iter().for_each(|phase| phase.set(done));
+        };
         let model = backend.load(Arc::clone(&self.plan), &self.file, limits, &progress);
         let model = model.map_err(|source| Error::Load { model: self.name.clone(), source })?;
+        drop(ahead);
         drop(phase);
         self.reporter.detail("weights loaded");
         let stats = model.stats();
