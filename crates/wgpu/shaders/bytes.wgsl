@@ -1,6 +1,6 @@
 // Input rows of a list as bytes, for matmuls of several rows: a thread has a chunk.
 
-@group(0) @binding(1) var<storage, read_write> rows_as_bytes: array<vec4<u32>>;
+@group(0) @binding(1) var<storage, read_write> rows_as_bytes: array<u32>;
 
 // From one input row to the next, and the list of rows.
 const INPUT_STRIDE: u32 = 12u;
@@ -19,5 +19,5 @@ fn main(
     }
     let row = batch[batch[LISTS + 4u * param(LIST)] + 2u * id.x];
     let x = columns(row * param(INPUT_STRIDE), i);
-    store_columns((row * chunks + i) * COLUMNS_VECTORS, x);
+    store_columns(row, chunks, i, x);
 }

@@ -6,8 +6,12 @@ struct Columns {
     scale: f32,
 }
 
-// Vectors of four words that hold the columns of a chunk, and then its scale and sum.
-const COLUMNS_VECTORS: u32 = WORD_VECTORS + 1u;
+// Vectors of four words of a row of `chunks`: the first of each chunk, then the second if a chunk has
+// two, then scales and sums in pairs. So threads that read neighbouring chunks read neighbouring
+// vectors, which takes a third of the accesses to the nearest cache that whole chunks would take.
+fn row_vectors(chunks: u32) -> u32 {
+    return WORD_VECTORS * chunks + (chunks + 1u) / 2u;
+}
 
 fn bytes(x: vec4<f32>, inverse: f32) -> u32 {
     return pack4xI8(vec4<i32>(round(x * inverse)));

@@ -1,6 +1,6 @@
 // Normalised rows as bytes, for the matmuls that read them.
 
-@group(0) @binding(5) var<storage, read_write> rows_as_bytes: array<vec4<u32>>;
+@group(0) @binding(5) var<storage, read_write> rows_as_bytes: array<u32>;
 
 // Columns of a chunk, and chunks of a row.
 const CHUNK: u32 = 4u * QUADS;
@@ -26,5 +26,5 @@ fn store_chunk(row: u32, base: u32, thread: u32) {
             staged[first + 4u * {j}u + 2u], staged[first + 4u * {j}u + 3u]),
         //@ end
     ));
-    store_columns((row * param(CHUNKS) + i) * COLUMNS_VECTORS, x);
+    store_columns(row, param(CHUNKS), i, x);
 }

@@ -149,7 +149,8 @@ fn every_shape_compiles() {
 }
 
 fn spirv(what: &str, module: &naga::Module, info: &ModuleInfo) -> Vec<u8> {
-    let words = spv::write_vec(module, info, &spv::Options::default(), None);
+    let options = spv::Options { force_loop_bounding: false, ..Default::default() };
+    let words = spv::write_vec(module, info, &options, None);
     let words = words.unwrap_or_else(|e| panic!("{what}: SPIR-V: {e}"));
     words.into_iter().flat_map(u32::to_le_bytes).collect()
 }
@@ -157,13 +158,22 @@ fn spirv(what: &str, module: &naga::Module, info: &ModuleInfo) -> Vec<u8> {
 fn msl(what: &str, module: &naga::Module, info: &ModuleInfo) -> Vec<u8> {
     let pipeline = msl::PipelineOptions::default();
     let lang_version = (2, 4);
-    let options = msl::Options { lang_version, fake_missing_bindings: true, ..Default::default() };
+    let options = msl::Options {
+        lang_version,
+        fake_missing_bindings: true,
+        force_loop_bounding: false,
+        ..Default::default()
+    };
     let text = msl::write_string(module, info, &options, &pipeline);
     text.unwrap_or_else(|e| panic!("{what}: MSL: {e}")).0.into_bytes()
 }
 
 fn hlsl(what: &str, module: &naga::Module, info: &ModuleInfo) -> Vec<u8> {
-    let options = hlsl::Options { fake_missing_bindings: true, ..Default::default() };
+    let options = hlsl::Options {
+        fake_missing_bindings: true,
+        force_loop_bounding: false,
+        ..Default::default()
+    };
     let pipeline = hlsl::PipelineOptions::default();
     let mut text = String::new();
     let written = hlsl::Writer::new(&mut text, &options, &pipeline).write(module, info, None);

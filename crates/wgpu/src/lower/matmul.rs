@@ -254,7 +254,7 @@ impl Lowering<'_> {
 
     /// Rows that are bytes, if the device multiplies those with the matrix.
     fn bytes_input(&self, matrix: &Matrix) -> Option<Input> {
-        let stride = matrix.chunks() * columns_vectors(matrix.layout);
+        let stride = byte_vectors(matrix.layout, matrix.chunks());
         let input = Input { buffer: BufferId::Bytes, inputs: Inputs::Bytes, stride };
         self.takes_bytes(matrix.layout).then_some(input)
     }
@@ -309,16 +309,16 @@ pub(crate) fn byte_row_vectors(plan: &Plan) -> usize {
             let weight = plan.weight(weight);
             let layout = Packing::of(weight.format).layout;
             let chunks = chunks(weight.cols, layout.chunk_quads());
-            if layout.has_scales() { chunks * columns_vectors(layout) } else { 0 }
+            if layout.has_scales() { byte_vectors(layout, chunks) } else { 0 }
         }
         _ => 0,
     };
     plan.ops.iter().map(vectors).max().unwrap_or(0)
 }
 
-/// Vectors of four words of the columns of a chunk as bytes, with their scale and sum.
-fn columns_vectors(layout: Layout) -> usize {
-    word_vectors(layout.chunk_quads()) + 1
+/// Vectors of four words of a row as bytes: those of its chunks, then a scale and a sum of each.
+fn byte_vectors(layout: Layout, chunks: usize) -> usize {
+    word_vectors(layout.chunk_quads()) * chunks + chunks.div_ceil(2)
 }
 
 /// Rows of the weight in a tile of the GEMM that has `tile` rows of a list. An expert has few of
