@@ -84,6 +84,15 @@ impl AlignedMemory {
         AlignedMemory { store: Store::Lines(lines), bytes }
     }
 
+    /// Lets the system swap out none of it, as far as it allows that: Linux lets most users lock a
+    /// few megabytes.
+    pub(crate) fn lock(&self) {
+        #[cfg(target_os = "linux")]
+        if let Store::Part(part) = &self.store {
+            let _ = part.lock();
+        }
+    }
+
     /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.bytes

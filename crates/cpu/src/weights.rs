@@ -53,6 +53,8 @@ impl WeightSlot {
     fn new(layout: PackedLayout, rows: usize, cols: usize) -> WeightSlot {
         let mut matrix = PackedWeight::zeroed(layout, rows, cols);
         let start = matrix.start_mut().expect("it is dense");
+        // What is read of the file fills the page cache, for which the system would swap them out.
+        matrix.lock();
         WeightSlot { matrix, start }
     }
 

@@ -139,6 +139,13 @@ impl PackedWeight {
         }
     }
 
+    /// Lets the system swap out no dense panels, as far as it allows that.
+    pub(crate) fn lock(&self) {
+        if let Store::Dense(memory) = &self.store {
+            memory.lock();
+        }
+    }
+
     /// The packed layout.
     pub fn layout(&self) -> PackedLayout {
         self.layout
