@@ -1,5 +1,6 @@
-//! What an answer must be: a JSON schema or a regular expression becomes the set of tokens that may
-//! come next (its mask), by the library llguidance. It must not know models, sampling or HTTP.
+//! What an answer must be: a JSON schema, a regular expression or a grammar becomes the set of
+//! tokens that may come next (its mask), by the library llguidance. It must not know models,
+//! sampling or HTTP.
 //!
 //! Schemas come from strangers. Each is checked and compiled on the thread that submits it, with
 //! limits on its size, its depth and the work per token, so that it is refused before the first
@@ -7,6 +8,7 @@
 
 mod definitions;
 mod errors;
+mod gbnf;
 mod matcher;
 mod schema;
 #[cfg(test)]
@@ -50,6 +52,8 @@ pub enum Grammar {
     JsonSchema(Value),
     /// A text that this regular expression matches as a whole.
     Regex(String),
+    /// A text that is in the language of this grammar, in llama.cpp's notation.
+    Gbnf(String),
     /// Calls of tools.
     Tools(ToolGrammar),
 }
@@ -210,6 +214,7 @@ fn top_level(
             return Err("the regular expression ends within an escape".to_owned());
         }
         Grammar::Regex(regex) => GrammarWithLexer::from_regex(regex),
+        Grammar::Gbnf(text) => GrammarWithLexer::from_lark(gbnf::to_lark(text)?),
         Grammar::Tools(tools) => GrammarWithLexer::from_lark(tools.lark(controls)?),
     };
     Ok(TopLevelGrammar::from_grammar(grammar))

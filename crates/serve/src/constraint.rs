@@ -1,5 +1,5 @@
 //! The fields that say what an answer must be, of all interfaces. Each becomes a constraint of the
-//! engine, which checks its schema or regular expression.
+//! engine, which checks its schema, regular expression or grammar.
 
 use std::sync::Arc;
 
@@ -20,36 +20,36 @@ pub(crate) fn openai(fields: &mut Fields) -> Result<Found> {
     let format = object(fields, "response_format")?;
     let format = format.map(|format| typed(format, "json_schema")).transpose()?.flatten();
     let structured = object(fields, "structured_outputs")?;
-    let mut found = vec![("response_format", format), ("json_schema", llama(fields)?)];
+    let mut found = vec![
+        ("response_format", format),
+        ("json_schema", schema(fields, "json_schema")?),
+        ("grammar", gbnf(fields, "grammar")?),
+    ];
     if let Some(mut outputs) = structured {
-        outputs.refuse("grammar")?;
         outputs.refuse("structural_tag")?;
         for (name, constraint) in [
             ("structured_outputs.json", json(&mut outputs, "json")?),
             ("structured_outputs.json_object", any_object(&mut outputs)?),
             ("structured_outputs.regex", regex(&mut outputs, "regex")?),
             ("structured_outputs.choice", choice(&mut outputs, "choice")?),
+            ("structured_outputs.grammar", gbnf(&mut outputs, "grammar")?),
         ] {
             found.push((name, constraint));
         }
     }
-    fields.refuse("guided_grammar")?;
+    found.push(("guided_grammar", gbnf(fields, "guided_grammar")?));
     found.push(("guided_json", json(fields, "guided_json")?));
     found.push(("guided_regex", regex(fields, "guided_regex")?));
     found.push(("guided_choice", choice(fields, "guided_choice")?));
     one_of(found)
 }
 
-/// llama-server's: a schema. Its grammars are of another language than those of the engine.
+/// llama-server's.
 pub(crate) fn llama(fields: &mut Fields) -> Result<Found> {
-    if let Some(value) = fields.take("grammar").filter(|value| value.as_str() != Some("")) {
-        if !value.is_string() {
-            return Err(fields.mismatch("grammar", "a string", &value));
-        }
-        let message = "grammar is not supported yet: expected a JSON schema in json_schema";
-        return Err(ApiError::field("grammar", message));
-    }
-    schema(fields, "json_schema")
+    one_of(vec![
+        ("json_schema", schema(fields, "json_schema")?),
+        ("grammar", gbnf(fields, "grammar")?),
+    ])
 }
 
 /// That of OpenAI's responses, and the field as it stands, which the response repeats.
@@ -168,6 +168,12 @@ fn regex(fields: &mut Fields, name: &str) -> Result<Found> {
     Ok(regex.and_then(|regex| constraint(fields, name, Grammar::Regex(regex))))
 }
 
+/// A grammar in llama.cpp's notation; an empty one is none.
+fn gbnf(fields: &mut Fields, name: &str) -> Result<Found> {
+    let text = fields.string(name)?.filter(|text| !text.is_empty());
+    Ok(text.and_then(|text| constraint(fields, name, Grammar::Gbnf(text))))
+}
+
 /// One of several texts.
 fn choice(fields: &mut Fields, name: &str) -> Result<Found> {
     let Some(texts) = fields.take(name) else { return Ok(None) };
@@ -234,6 +240,8 @@ mod tests {
         let regex = Grammar::Regex("a+".to_owned());
         let choice = Grammar::Regex(r"(a|b\.)".to_owned());
         let object = Grammar::json_object();
+        let text = "root ::= \"a\"";
+        let grammar = Grammar::Gbnf(text.to_owned());
         let any = json!({ "type": "json_object" });
         let any_of = json!({ "type": "json_object", "schema": given });
         let texts = json!(["a", "b."]);
@@ -256,6 +264,10 @@ mod tests {
                 "structured_outputs.choice",
                 choice.clone(),
             ),
+            (openai, json!({ "grammar": text }), "grammar", grammar.clone()),
+            (llama, json!({ "grammar": text }), "grammar", grammar.clone()),
+            (openai, json!({ "guided_grammar": text }), "guided_grammar", grammar.clone()),
+            (openai, outputs(json!({ "grammar": text })), "structured_outputs.grammar", grammar),
             (openai, json!({ "guided_json": given.to_string() }), "guided_json", schema),
             (openai, json!({ "guided_regex": "a+" }), "guided_regex", regex),
             (openai, json!({ "guided_choice": texts }), "guided_choice", choice),
@@ -322,13 +334,10 @@ mod tests {
                 json!({ "json_schema": [] }),
                 "json_schema: expected a JSON schema, which is an object, found an array",
             ),
+            (json!({ "grammar": 5 }), "grammar: expected a string, found 5"),
             (
-                json!({ "grammar": "root ::= \"a\"" }),
-                "grammar is not supported yet: expected a JSON schema in json_schema",
-            ),
-            (
-                json!({ "structured_outputs": { "grammar": "a" } }),
-                "structured_outputs.grammar is not supported yet",
+                json!({ "grammar": "a", "json_schema": {} }),
+                "grammar: expected none, as json_schema says what the answer is",
             ),
             (json!({ "guided_regex": 5 }), "guided_regex: expected a string, found 5"),
             (

@@ -218,6 +218,7 @@ fn completion() -> Value {
         "max_tokens": integer(-2, TOKENS),
         "n_probs": integer(0, 100),
         "json_schema": json_schema(),
+        "grammar": text(),
         "return_tokens": boolean(),
         "response_fields": { "type": ["array", "null"], "items": { "type": "string" } },
         "stream": boolean(),

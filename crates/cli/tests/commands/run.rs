@@ -215,14 +215,36 @@ fn answers_satisfy_a_schema() {
         assert_eq!(answer["reason"], "end");
     }
     // What is wrong is found before the model is.
-    for (given, wanted) in [
-        ("{", "--json-schema: not valid JSON"),
-        ("5", "--json-schema: expected a JSON schema"),
-        (r#"{"not": {}}"#, r#"--json-schema: keywords that are not supported: ["not"]"#),
-        ("@nowhere.json", "nowhere.json"),
+    for (flag, given, wanted) in [
+        ("-j", "{", "--json-schema: not valid JSON"),
+        ("-j", "5", "--json-schema: expected a JSON schema"),
+        ("-j", r#"{"not": {}}"#, r#"--json-schema: keywords that are not supported: ["not"]"#),
+        ("-j", "@nowhere.json", "nowhere.json"),
+        (
+            "--grammar",
+            "root ::= \"a\" )",
+            "--grammar: line 1: expected the end of the rule, found )",
+        ),
+        ("--grammar", "@nowhere.gbnf", "nowhere.gbnf"),
     ] {
-        let error = failure(&place.run(&command("no-such-model", "a", &["-j", given])));
+        let error = failure(&place.run(&command("no-such-model", "a", &[flag, given])));
         assert!(error.contains(wanted), "{error}");
+    }
+}
+
+#[test]
+fn answers_satisfy_a_grammar() {
+    let (place, model) = (Place::new(), model("llama"));
+    let file = place.path("list.gbnf");
+    fs::write(&file, "root ::= \"[\" items \"]\"\nitems ::= [a-c] (\",\" items)?").unwrap();
+    let at_file = format!("@{}", file.display());
+    for given in ["root ::= \"[\" [a-c] (\",\" [a-c])* \"]\"", &at_file] {
+        let flags = ["--grammar", given, "--json", "--temperature", "2", "--seed", "5", "--raw"];
+        let answer = place.json(&command(&model, "a", &flags));
+        let text = answer["text"].as_str().unwrap();
+        let items = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap();
+        assert!(items.split(',').all(|item| ["a", "b", "c"].contains(&item)), "{text}");
+        assert_eq!(answer["reason"], "end");
     }
 }
 

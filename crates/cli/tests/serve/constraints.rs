@@ -133,6 +133,23 @@ fn objects_expressions_choices_and_several_answers() {
         bytes.len() == 5 && bytes[..3].iter().all(u8::is_ascii_digit) && bytes[3] == b'-'
     };
     assert!(texts.iter().all(fits), "{texts:?}");
+    let nested = "root ::= \"(\" root \")\" | [a-c]{2}";
+    for (field, value) in [
+        ("grammar", json!(nested)),
+        ("guided_grammar", json!(nested)),
+        ("structured_outputs", json!({ "grammar": nested })),
+    ] {
+        let texts: Vec<String> = ask(field, value);
+        let fits = |text: &String| {
+            let inner = text.trim_start_matches('(');
+            let letters = inner.trim_end_matches(')');
+            let (opened, closed) = (text.len() - inner.len(), inner.len() - letters.len());
+            // Parentheses may go on until the text is cut.
+            letters.bytes().all(|byte| b"abc".contains(&byte))
+                && (closed == opened && letters.len() == 2 || closed < opened && letters.len() <= 2)
+        };
+        assert!(texts.iter().all(fits), "{texts:?}");
+    }
     // Any object begins as one, and may be cut.
     let texts: Vec<String> = ask("response_format", json!({ "type": "json_object" }));
     assert!(texts.iter().all(|text| text.starts_with('{')), "{texts:?}");
@@ -154,9 +171,10 @@ fn wrong_constraints_are_refused_by_their_names() {
         ("/v1/chat/completions", "response_format", format(json!({ "not": {} })), "not"),
         ("/v1/chat/completions", "response_format", format(json!({ "type": "strin" })), "strin"),
         ("/v1/chat/completions", "response_format", format(wide), "2000 properties"),
-        ("/v1/chat/completions", "grammar", json!("root ::= \"a\""), "json_schema"),
+        ("/v1/chat/completions", "grammar", json!("root ::= a"), "rule a is used"),
         ("/v1/completions", "guided_regex", json!("("), "unclosed group"),
-        ("/v1/completions", "structured_outputs", json!({ "grammar": "a" }), "not supported"),
+        ("/v1/completions", "structured_outputs", json!({ "grammar": "a" }), "::="),
+        ("/completion", "grammar", json!(["a"]), "a string"),
         ("/completion", "json_schema", json!({ "$ref": "#/a" }), "not found"),
         ("/v1/responses", "text", json!({ "format": { "type": "json_schema" } }), "schema"),
         ("/v1/messages", "output_format", json!({ "type": "json_schema" }), "schema"),

@@ -378,9 +378,15 @@ fn measure() {
         let compiler = compiler(&tokenizer);
         let (time, memory) = (started.elapsed(), resident() - before);
         println!("{path}: {} tokens, {time:.1?}, {memory} MiB", tokenizer.vocab_size());
-        for given in [person.clone(), json!({ "type": "object" })] {
+        let grammar = |text: &str| constraint(Grammar::Gbnf(text.to_owned()));
+        for given in [
+            schema(person.clone()),
+            schema(json!({ "type": "object" })),
+            grammar(JSON_GRAMMAR),
+            grammar("root ::= \"{\" root \"}\" | [^{}]+ [^{}]"),
+        ] {
             let started = Instant::now();
-            let mut matcher = compiler.compile(&schema(given), None).unwrap();
+            let mut matcher = compiler.compile(&given, None).unwrap();
             let compile = started.elapsed();
             let mut times = Vec::new();
             for id in tokenizer.encode(text, false, false) {
@@ -396,6 +402,86 @@ fn measure() {
             times.sort();
             let at = |share: usize| times[(times.len() - 1) * share / 100];
             println!("compile {compile:.1?}; p50 {:.1?}, p99 {:.1?}", at(50), at(99));
+        }
+    }
+}
+
+/// JSON objects as llama.cpp's example writes them, more or less.
+const JSON_GRAMMAR: &str = r#"
+    # JSON
+    root   ::= object
+    value  ::= object | array | string | number | ("true" | "false" | "null") ws
+    object ::= "{" ws ( string ":" ws value ("," ws string ":" ws value)* )? "}" ws
+    array  ::= "[" ws ( value ("," ws value)* )? "]" ws
+    string ::= "\"" (
+        [^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4})
+      )* "\"" ws
+    number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9]+)? ws
+    ws ::= | " " | "\n" [ \t]{0,20}
+"#;
+
+/// Grammars in llama.cpp's notation, with texts that are in their languages and others.
+#[test]
+fn masks_follow_a_grammar() {
+    let arithmetic = r#"
+        root ::= expression
+        expression ::= term ws (("+"|"-") ws term)*
+        term ::= factor ws (("*"|"/") ws factor)*
+        factor ::= number | variable | "(" expression ")" | call
+        number ::= [0-9]+
+        variable ::= [a-zA-Z_][a-zA-Z0-9_]*
+        call ::= variable ws "(" (expression ("," ws expression)*)? ")"
+        ws ::= [ \t\n\r]?
+    "#;
+    let cases: [(&str, &[&str], &[&str]); 9] = [
+        (
+            JSON_GRAMMAR,
+            &[
+                "{}",
+                r#"{"a": [1, -2.5e+3, "b\n\u00e9", null], "ë": {"": true}}"#,
+                "{\n  \"a\":0\n}",
+            ],
+            &["", "[1]", "{\"a\":01}", "{\"a\":1,}", "{\"a\":  1}", "{\"a\":\"\n\"}", "{}x"],
+        ),
+        (
+            arithmetic,
+            &["42", "x + 10", "(a+b)*(c - d)", "f()", "func (x, y+2)", "f(g(x), h(y, z))/3"],
+            &["+", "x + + y", "f(,)", "f(x y)", "(a + b", "x +", "a   + b"],
+        ),
+        // Left recursion, and texts of which one begins with another.
+        (
+            "root ::= root \"+\" word | word\nword ::= \"ab\" | \"a\" \"bc\" | \"a\"",
+            &["a", "ab", "abc", "abc+ab+a"],
+            &["", "b", "abcc", "a+", "+a"],
+        ),
+        // What follows a repetition begins as it goes on.
+        (
+            "root ::= \"(\" root \")\" | [a-c]+ \"b\"",
+            &["ab", "abcb", "((bb))"],
+            &["b", "abc", "(ab"],
+        ),
+        ("root ::= [a-c]+ \"c\" \"d\"?", &["acc", "abccd"], &["c", "ab", "acdd"]),
+        ("root ::= \"a\"{2,3} (\"b\"\n | [^x-z] . )", &["aab", "aaaëx"], &["ab", "aax", "aaaxx"]),
+        ("root ::= [ab\\]-]* \"\\x41\\u00e9\" \"\"", &["Aé", "a]-Aé"], &["A", "cAé"]),
+        ("root ::= \"x\" tail\ntail ::= | [0-9] tail", &["x", "x123"], &["xx", "1"]),
+        (
+            "root ::= item+\nitem ::= \"- \" [^\\r\\n]+ \"\\n\"",
+            &["- milk\n", "- a\n- b c\n"],
+            &["- \n", "milk\n", "- a"],
+        ),
+    ];
+    for model in ["llama.gguf", "gemma3.gguf"] {
+        let tokenizer = tokenizer(model);
+        let compiler = compiler(&tokenizer);
+        for (grammar, valid, invalid) in cases {
+            let constraint = constraint(Grammar::Gbnf(grammar.to_owned()));
+            constraint.check().unwrap();
+            for text in valid {
+                assert!(accepts(&compiler, &constraint, text), "{model} {grammar} {text}");
+            }
+            for text in invalid {
+                assert!(!accepts(&compiler, &constraint, text), "{model} {grammar} {text}");
+            }
         }
     }
 }

@@ -76,6 +76,7 @@ pub(super) fn constraints() -> Value {
     json!({
         "response_format": format("json_schema"),
         "json_schema": json_schema(),
+        "grammar": text(),
         "structured_outputs": {
             "type": ["object", "null"],
             "properties": {
@@ -83,11 +84,13 @@ pub(super) fn constraints() -> Value {
                 "json_object": boolean(),
                 "regex": text(),
                 "choice": choice,
+                "grammar": text(),
             },
         },
         "guided_json": json,
         "guided_regex": text(),
         "guided_choice": choice,
+        "guided_grammar": text(),
     })
 }
 

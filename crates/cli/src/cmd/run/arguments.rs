@@ -1,5 +1,6 @@
 //! The arguments of `run`.
 
+use std::borrow::Cow;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -55,6 +56,9 @@ pub(crate) struct Args {
     /// JSON schema that answers satisfy, as text or as @FILE
     #[arg(short = 'j', long, value_name = "SCHEMA")]
     pub(super) json_schema: Option<String>,
+    /// Grammar (GBNF) that answers satisfy, as text or as @FILE
+    #[arg(long, value_name = "GRAMMAR", conflicts_with = "json_schema")]
+    pub(super) grammar: Option<String>,
     /// Ignore end-of-generation tokens
     #[arg(long)]
     pub(super) ignore_eos: bool,
@@ -93,16 +97,26 @@ fn limit(text: &str) -> std::result::Result<Limit, String> {
 impl Args {
     /// What answers must be.
     pub(super) fn constraint(&self) -> Result<Option<Arc<Constraint>>> {
-        let Some(given) = &self.json_schema else { return Ok(None) };
-        let text = match given.strip_prefix('@') {
-            Some(path) => &text::read(Path::new(path), "a JSON schema")?,
-            None => given,
+        let (flag, grammar) = if let Some(given) = &self.json_schema {
+            let text = text_or_file(given, "a JSON schema")?;
+            let schema = serde_json::from_str(&text).context("--json-schema: not valid JSON")?;
+            ("--json-schema", Grammar::JsonSchema(schema))
+        } else if let Some(given) = &self.grammar {
+            ("--grammar", Grammar::Gbnf(text_or_file(given, "a grammar")?.into_owned()))
+        } else {
+            return Ok(None);
         };
-        let schema = serde_json::from_str(text).context("--json-schema: not valid JSON")?;
-        let field = "--json-schema".to_owned();
-        let constraint = Constraint { field, grammar: Grammar::JsonSchema(schema) };
+        let constraint = Constraint { field: flag.to_owned(), grammar };
         constraint.check()?;
         Ok(Some(Arc::new(constraint)))
+    }
+}
+
+/// A text, or that of the file whose name follows an `@`.
+fn text_or_file<'a>(given: &'a str, what: &str) -> Result<Cow<'a, str>> {
+    match given.strip_prefix('@') {
+        Some(path) => Ok(Cow::Owned(text::read(Path::new(path), what)?)),
+        None => Ok(Cow::Borrowed(given)),
     }
 }
 
