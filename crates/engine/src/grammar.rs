@@ -27,7 +27,7 @@ use llguidance::toktrie::{
 use llguidance::{ParserFactory, panic_utils};
 use serde_json::{Value, json};
 
-use self::errors::message;
+use self::errors::{message, without_place};
 pub(crate) use self::matcher::Matcher;
 use self::tools::ControlToken;
 pub use self::tools::ToolGrammar;
@@ -240,7 +240,11 @@ fn compile_alone(grammar: TopLevelGrammar) -> std::result::Result<(), String> {
 
 /// The line for an error of llguidance. Of several tools it names the one that is wrong by itself.
 fn explain(grammar: &Grammar, error: &str) -> String {
-    let Grammar::Tools(tools) = grammar else { return message(error) };
+    let tools = match grammar {
+        Grammar::Tools(tools) => tools,
+        Grammar::Gbnf(_) => return message(without_place(error)),
+        Grammar::JsonSchema(_) | Grammar::Regex(_) => return message(error),
+    };
     let wrong = tools.tools.iter().find_map(|tool| {
         let schema = schema::prepared(&tool.parameters).ok()?;
         let grammar = TopLevelGrammar::from_json_schema(schema);

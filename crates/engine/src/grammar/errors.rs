@@ -28,3 +28,10 @@ pub(super) fn message(error: &str) -> String {
     }
     error
 }
+
+/// An error without its place in a text in llguidance's notation, and those lines.
+pub(super) fn without_place(error: &str) -> &str {
+    let line = error.lines().next().unwrap_or_default();
+    let place = line.split_once("): ").filter(|(place, _)| place.starts_with("at "));
+    place.map_or(line, |(_, rest)| rest)
+}

@@ -485,3 +485,35 @@ fn masks_follow_a_grammar() {
         }
     }
 }
+
+/// Compiled or refused, but not for long, and without a crash.
+#[test]
+fn hostile_grammars_are_compiled_or_refused() {
+    let tokenizer = tokenizer("llama.gguf");
+    let compiler = compiler(&tokenizer);
+    let nested = "(".repeat(60) + "\"a\"" + &"{2000})".repeat(60);
+    let doubled: String = (1..500).map(|i| format!("r{i} ::= r{0} r{0}\n", i + 1)).collect();
+    let cyclic: String = (0..999).map(|i| format!("r{i} ::= r{} | \"a\"\n", i + 1)).collect();
+    for grammar in [
+        "root ::= root".to_owned(),
+        "root ::= root root | \"\"".to_owned(),
+        "root ::= (\"\")* root? (\"\" | root)+".to_owned(),
+        "root ::= \"(\" root{2000} \")\" | [^a]{1000,2000}".to_owned(),
+        format!("root ::= {nested}"),
+        format!("root ::= \"(\" root \")\" | {nested}"),
+        format!("root ::= r1\n{doubled}r500 ::= [a-z]+"),
+        format!("root ::= r1 | \"(\" root \")\"\n{doubled}r500 ::= [a-z]+ [a-z]"),
+        format!("root ::= r0\n{cyclic}r999 ::= r0"),
+        format!("root ::= {}", "[a-z]* ".repeat(2000)),
+        format!("root ::= {}", "root ".repeat(12_000)),
+        format!("root ::= \"{}\" root | \"b\"", "a".repeat(60_000)),
+    ] {
+        let started = Instant::now();
+        let constraint = constraint(Grammar::Gbnf(grammar.clone()));
+        let found = constraint.check().and_then(|()| compiler.compile(&constraint, None));
+        let start = &grammar[..grammar.len().min(60)];
+        assert!(started.elapsed() < Duration::from_secs(5), "{start}: {:?}", started.elapsed());
+        let error = found.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(!error.contains(['\n', '|']), "{start}: {error}");
+    }
+}

@@ -10,6 +10,8 @@ pub(super) const TEXT_BYTES: usize = 1 << 16;
 const RULES: usize = 1000;
 /// The most parentheses within each other.
 const DEPTH: usize = 64;
+/// The most items that are repeated: the time to compile them grows with their square.
+const REPEATED: usize = 2000;
 /// The highest number of a repetition; llama.cpp's.
 const REPETITIONS: u32 = 2000;
 
@@ -27,7 +29,8 @@ pub(super) fn parse(text: &str) -> Parsed<Vec<Alternatives>> {
         let bytes = text.len();
         return Err(format!("the grammar has {bytes} bytes, at most {TEXT_BYTES} are allowed"));
     }
-    let mut parser = Parser { text, at: 0, names: FxHashMap::default(), rules: Vec::new() };
+    let mut parser =
+        Parser { text, at: 0, names: FxHashMap::default(), rules: Vec::new(), repeated: 0 };
     parser.number(ROOT)?;
     parser.rules()?;
     let undefined = |name: &&&str| parser.rules[parser.names[**name]].is_none();
@@ -46,6 +49,8 @@ struct Parser<'a> {
     names: FxHashMap<&'a str, usize>,
     /// None for a rule that has only been used.
     rules: Vec<Option<Alternatives>>,
+    /// Repeated items so far.
+    repeated: usize,
 }
 
 impl<'a> Parser<'a> {
@@ -195,7 +200,11 @@ impl<'a> Parser<'a> {
         };
         self.at += 1;
         self.space(depth > 0);
+        self.repeated += 1;
         match self.peek() {
+            _ if self.repeated > REPEATED => {
+                Err(format!("the grammar repeats more than {REPEATED} items"))
+            }
             Some('*' | '+' | '?' | '{') => self.wrong("one repetition (parentheses allow another)"),
             _ => Ok(Item::Repeated { item: Box::new(item), least, most }),
         }

@@ -40,6 +40,8 @@ fn wrong_grammars_are_refused_with_the_place() {
     assert_eq!(to_lark(&deep), Err("more than 64 parentheses are within each other".to_owned()));
     let many: String = (0..2000).map(|i| format!("r{i} ::= \"a\"\n")).collect();
     assert_eq!(to_lark(&many), Err("the grammar has more than 1000 rules".to_owned()));
+    let repeated = format!("root ::= {}", "\"a\"* ".repeat(2001));
+    assert_eq!(to_lark(&repeated), Err("the grammar repeats more than 2000 items".to_owned()));
     assert!(to_lark(&" ".repeat(TEXT_BYTES + 1)).is_err());
 }
 
