@@ -9,8 +9,10 @@ use std::thread::{self, JoinHandle};
 use bodkin_gguf::{File, Tensor};
 use bodkin_model::Plan;
 
-/// The most bytes that are asked for before they are loaded.
+/// The most bytes that are asked for before the load comes to their tensor, and the part of the
+/// host's free memory that they may take.
 const MOST_AHEAD: u64 = 512 << 20;
+const FREE_MEMORY_SHARE: u64 = 8;
 /// Bytes that the system is asked for at once.
 const PIECE_BYTES: usize = 4 << 20;
 
@@ -21,18 +23,30 @@ pub(crate) struct ReadAhead {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How far the load is.
-#[derive(Default)]
+/// How far the load is, and how far before it the file is read.
 struct Load {
     bytes: AtomicU64,
     is_over: AtomicBool,
+    most_ahead: u64,
 }
 
 impl ReadAhead {
-    /// Reads the weights of a plan in its order, in which backends load them; experts only if
-    /// backends load those.
+    /// Reads the weights of a plan in its order, in which backends load them; experts only if none
+    /// of them stays in the file.
     pub(crate) fn start(file: &Arc<File>, plan: &Arc<Plan>, loads_experts: bool) -> ReadAhead {
-        let load = Arc::new(Load::default());
+        let free = bodkin_cpu::available_memory().unwrap_or(u64::MAX);
+        let most_ahead = MOST_AHEAD.min(free / FREE_MEMORY_SHARE);
+        ReadAhead::with_limit(file, plan, loads_experts, most_ahead)
+    }
+
+    fn with_limit(
+        file: &Arc<File>,
+        plan: &Arc<Plan>,
+        loads_experts: bool,
+        most_ahead: u64,
+    ) -> ReadAhead {
+        let (bytes, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let load = Arc::new(Load { bytes, is_over, most_ahead });
         let run = {
             let (file, plan, load) = (Arc::clone(file), Arc::clone(plan), Arc::clone(&load));
             move || {
@@ -82,15 +96,16 @@ fn tensors<'a>(
     weights.filter_map(|(tensor, bytes)| Some((tensor?, bytes))).collect::<Vec<_>>().into_iter()
 }
 
-/// Asks for a tensor piece by piece, when the load is near, but for pieces that it has passed.
-/// Returns false if the load is over.
+/// Asks for a tensor piece by piece, when the load is near or at it, but for pieces that it has
+/// passed. Returns false if the load is over.
 fn read(file: &File, tensor: &Tensor, bytes: Range<u64>, load: &Load) -> bool {
     let len = tensor.bytes as usize;
     for start in (0..len).step_by(PIECE_BYTES) {
         let end = len.min(start + PIECE_BYTES);
-        while !load.is_over.load(Relaxed)
-            && bytes.start + end as u64 > load.bytes.load(Relaxed) + MOST_AHEAD
-        {
+        let is_far = |loaded: u64| {
+            loaded < bytes.start && bytes.start + end as u64 > loaded + load.most_ahead
+        };
+        while !load.is_over.load(Relaxed) && is_far(load.bytes.load(Relaxed)) {
             thread::park();
         }
         if load.is_over.load(Relaxed) {
@@ -106,6 +121,7 @@ fn read(file: &File, tensor: &Tensor, bytes: Range<u64>, load: &Load) -> bool {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -123,20 +139,37 @@ mod tests {
         assert_eq!(all.len() - others.len(), plan.routed_weights().concat().len());
     }
 
-    #[test]
-    fn a_load_that_ends_ends_the_wait_for_it() {
+    /// A thread that waits for a load at the second tensor.
+    fn waiting() -> (ReadAhead, u64) {
         let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/models");
-        let file = bodkin_model::open(models.join("qwen3moe-q4_k_m.gguf")).unwrap();
-        let (tensor, load) = (&file.tensors()[0], Arc::new(Load::default()));
-        let far = MOST_AHEAD..MOST_AHEAD + tensor.bytes;
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| read(&file, tensor, far.clone(), &load));
-            load.is_over.store(true, Relaxed);
-            waiting.thread().unpark();
-            assert!(!waiting.join().unwrap());
-        });
-        load.is_over.store(false, Relaxed);
-        load.bytes.store(tensor.bytes, Relaxed);
-        assert!(read(&file, tensor, far, &load));
+        let file = Arc::new(bodkin_model::open(models.join("qwen3moe-q4_k_m.gguf")).unwrap());
+        let plan = Arc::new(bodkin_model::plan(file.metadata(), file.tensors()).unwrap());
+        let ahead = ReadAhead::with_limit(&file, &plan, true, 0);
+        thread::sleep(Duration::from_millis(50));
+        assert!(!ahead.thread.as_ref().unwrap().is_finished());
+        (ahead, plan.cost().weight_bytes)
+    }
+
+    /// Fails, and does not hang, if something does not happen.
+    fn soon(happens: impl Fn() -> bool) {
+        let started = Instant::now();
+        while !happens() {
+            assert!(started.elapsed() < Duration::from_secs(30));
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn the_thread_follows_the_load() {
+        let (ahead, bytes) = waiting();
+        ahead.loaded(bytes);
+        soon(|| ahead.thread.as_ref().unwrap().is_finished());
+    }
+
+    #[test]
+    fn a_load_that_fails_ends_the_thread() {
+        let (ahead, _) = waiting();
+        let dropped = thread::spawn(|| drop(ahead));
+        soon(|| dropped.is_finished());
     }
 }

@@ -21,10 +21,9 @@ pub(super) fn add_predictions(program: &mut Program, plan: &Plan) {
         program.permutations.iter().map(|p| p.op.and_then(|op| router(plan, op))).collect();
     let routers: Vec<_> =
         routers.iter().enumerate().filter_map(|(i, router)| Some((i, router.as_ref()?))).collect();
-    let mut buffer = |width: usize| {
-        program.buffer_widths.push(width);
-        Operand { buffer: Some(program.buffer_widths.len() - 1), width }
-    };
+    // A layer's prediction is over before that of the next begins, so all share two buffers.
+    let first = program.buffer_widths.len();
+    let [mut scores_width, mut out_width] = [0; 2];
     for pair in routers.windows(2) {
         let [(this, router), (permutation, next)] = [pair[0], pair[1]];
         let [weight, next_weight] = [router, next].map(|router| plan.weight(router.weight));
@@ -38,7 +37,10 @@ pub(super) fn add_predictions(program: &mut Program, plan: &Plan) {
         };
         let Some(at) = program.stages.iter().position(reads) else { continue };
         let Stage::Matmul { input, .. } = program.stages[at] else { continue };
-        let scores = buffer(next.routing.experts);
+        let scores = Operand { buffer: Some(first), width: next.routing.experts };
+        let out = Operand { buffer: Some(first + 1), width: 2 * next.routing.used };
+        scores_width = scores_width.max(scores.width);
+        out_width = out_width.max(out.width);
         let linear = Linear { weight: next.weight, bias: next.bias, out: scores };
         program.stages.insert(at + 1, Stage::Prediction { input, linear });
         program.permutations[this].prediction = Some(Prediction {
@@ -46,8 +48,11 @@ pub(super) fn add_predictions(program: &mut Program, plan: &Plan) {
             scores,
             bias: next.choice_bias,
             routing: next.routing,
-            out: buffer(2 * next.routing.used),
+            out,
         });
+    }
+    if scores_width > 0 {
+        program.buffer_widths.extend([scores_width, out_width]);
     }
 }
 

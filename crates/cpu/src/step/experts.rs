@@ -40,9 +40,11 @@ impl<'a> Prefetch<'a> {
         let cache = step.caches[permutation].as_ref();
         let positions = linears.iter().filter_map(|linear| cache?.position(linear.weight));
         let weights = positions.map(|at| at..at + 1);
-        let weights = weights.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
+        let weights = weights.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let is_first = weights.as_ref().is_some_and(|weights| weights.start == 0);
+        let weights = weights.unwrap_or(0..0);
         let prediction = step.program.permutations[permutation].prediction;
-        let prediction = prediction.filter(|_| weights.start == 0);
+        let prediction = prediction.filter(|_| is_first);
         let next = prediction.and_then(|prediction| step.caches[prediction.permutation].as_ref());
         let order = step.permutations[permutation].order();
         let hits = order.len() - cache.map_or(0, ExpertCache::missed);

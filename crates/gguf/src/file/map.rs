@@ -12,6 +12,11 @@ use memmap2::Mmap;
 
 use crate::error::{Error, Result};
 
+/// Bytes of one piece of advice: of more the system reads only a part ahead, which the disk's
+/// settings decide.
+#[cfg(unix)]
+const ADVICE_BYTES: usize = 128 << 10;
+
 /// A map of a file.
 #[derive(Debug)]
 pub(super) struct Map {
@@ -71,8 +76,11 @@ impl Map {
     #[cfg_attr(not(unix), allow(unused_variables))]
     pub(super) fn will_need(&self, offset: usize, len: usize) {
         #[cfg(unix)]
-        // Advice that is not taken costs time, nothing else.
-        let _ = self.bytes.advise_range(memmap2::Advice::WillNeed, offset, len);
+        for start in (0..len).step_by(ADVICE_BYTES) {
+            let len = ADVICE_BYTES.min(len - start);
+            // Advice that is not taken costs time, nothing else.
+            let _ = self.bytes.advise_range(memmap2::Advice::WillNeed, offset + start, len);
+        }
     }
 
     /// Releases the pages that are wholly in the range: the system reads them again when needed.
