@@ -86,9 +86,9 @@ impl AlignedMemory {
 
     /// Lets the system swap out none of it, as far as it allows that: Linux lets most users lock a
     /// few megabytes.
-    pub(crate) fn lock(&self) {
+    pub(crate) fn lock(&mut self) {
         #[cfg(target_os = "linux")]
-        if let Store::Part(part) = &self.store {
+        if let Store::Part(part) = &mut self.store {
             let _ = part.lock();
         }
     }

@@ -62,7 +62,8 @@ fn shader_module(
 ) -> wgpu::ShaderModule {
     let checked = wgpu::ShaderRuntimeChecks::checked();
     let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..checked };
-    // SAFETY: every loop of `shaders/` counts to a number that is known when it begins.
+    // SAFETY: every loop of `shaders/` counts up to a bound, in steps of at least one. One goes
+    // from span to span of a batch, each of which has rows behind those of the last.
     unsafe { device.create_shader_module_trusted(text, checks) }
 }
 

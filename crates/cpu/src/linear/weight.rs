@@ -140,8 +140,8 @@ impl PackedWeight {
     }
 
     /// Lets the system swap out no dense panels, as far as it allows that.
-    pub(crate) fn lock(&self) {
-        if let Store::Dense(memory) = &self.store {
+    pub(crate) fn lock(&mut self) {
+        if let Store::Dense(memory) = &mut self.store {
             memory.lock();
         }
     }

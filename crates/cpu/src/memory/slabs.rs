@@ -42,6 +42,7 @@ pub(super) fn allocated_bytes() -> usize {
 pub(super) struct Part {
     start: *mut u8,
     bytes: usize,
+    is_locked: bool,
 }
 
 // SAFETY: a part is memory that it alone owns.
@@ -61,7 +62,7 @@ impl Part {
                 slabs.last_mut()?.take(bytes)?
             }
         };
-        Some(Part { start, bytes })
+        Some(Part { start, bytes, is_locked: false })
     }
 
     pub(super) fn start(&self) -> *mut u8 {
@@ -69,17 +70,20 @@ impl Part {
     }
 
     /// Lets the system swap out none of its pages, from when each is first written.
-    pub(super) fn lock(&self) -> io::Result<()> {
+    pub(super) fn lock(&mut self) -> io::Result<()> {
         // SAFETY: the range is mapped, and its bytes stay as they are.
-        match unsafe { libc::mlock2(self.start.cast(), self.bytes, libc::MLOCK_ONFAULT) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        let failed = unsafe { libc::mlock2(self.start.cast(), self.bytes, libc::MLOCK_ONFAULT) };
+        self.is_locked = failed == 0;
+        if self.is_locked { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
+        if self.is_locked {
+            // SAFETY: the range is mapped. A page that a neighbour has a part of is only unlocked.
+            let _ = unsafe { libc::munlock(self.start.cast(), self.bytes) };
+        }
         let mut slabs = slabs();
         let owner = slabs.iter().position(|slab| slab.has(self.start));
         let owner = owner.expect("a part lies in a slab until it is dropped");
@@ -169,16 +173,30 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_part_stays_in_memory() {
-        let locked_kilobytes = || -> usize {
-            let status = std::fs::read_to_string("/proc/self/status").unwrap();
-            let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
-            line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+    fn a_locked_part_is_locked_until_it_is_dropped() {
+        let mut part = Part::zeroed(SLAB_BYTES).unwrap();
+        let start = part.start().addr();
+        // Emulators and users without the right to lock memory have nothing to test.
+        if let Err(error) = part.lock() {
+            return assert!(error.raw_os_error() != Some(libc::EINVAL), "{error}");
+        }
+        // SAFETY: no other part has the byte.
+        unsafe { part.start().write(1) };
+        // The flags of the mapping with the part's first byte.
+        let is_locked = || {
+            let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let mut lines = maps.lines().skip_while(|line| {
+                let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+                let bound = |text| usize::from_str_radix(text, 16).ok();
+                let range = range.and_then(|(from, to)| Some(bound(from)?..bound(to)?));
+                !range.is_some_and(|range| range.contains(&start))
+            });
+            let flags = lines.find(|line| line.starts_with("VmFlags:"));
+            flags.is_some_and(|flags| flags.split(' ').any(|flag| flag == "lo"))
         };
-        let before = locked_kilobytes();
-        let part = Part::zeroed(32 << 10).unwrap();
-        part.lock().unwrap();
-        assert!(locked_kilobytes() >= before + 32);
+        assert!(is_locked());
+        drop(part);
+        assert!(!is_locked());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! GBNF, the notation of llama.cpp's grammars: rules of texts, sets of characters and other rules.
 
 mod lark;
+mod loops;
 mod parse;
 mod rules;
 mod sets;

@@ -3,42 +3,36 @@
 //! other. The lexer takes each lexeme as long as it can, and never goes back.
 //!
 //! A grammar without recursion is one regular expression. In others each character is a lexeme, so
-//! that rules alone decide. But a repetition is one, as a mask would take a step of the parser for
-//! each byte of the vocabulary: if it leads to no recursive rule, and nothing that may follow it
-//! begins as what is repeated does. Where another rule could read a part of such a repetition,
-//! texts of the language may be refused; none is added.
+//! that rules alone decide. As a mask then takes a step of the parser for each byte of the
+//! vocabulary, repetitions are lexemes where that changes nothing ([`loops`](super::loops)).
 
 use std::fmt::Write as _;
 
+use super::loops::{Loops, lexemes};
 use super::rules::{Alternatives, Item};
-use super::sets::{Sets, tail_recursion};
+use super::sets::{Sets, without_tail_recursion};
 
 /// The empty text.
 const EMPTY: &str = "\"\"";
-/// What a repetition of any number is.
-const ANY_NUMBER: (u32, Option<u32>) = (0, None);
 
 pub(super) fn write(mut rules: Vec<Alternatives>) -> String {
     for (number, rule) in rules.iter_mut().enumerate() {
-        if let Some((again, last)) = tail_recursion(number, rule)
-            && !last.is_empty()
-        {
-            let (least, most) = ANY_NUMBER;
-            let again = Item::Repeated { item: Box::new(Item::Group(again)), least, most };
-            *rule = vec![vec![again, Item::Group(last)]];
+        if let Some(repetition) = without_tail_recursion(number, rule) {
+            *rule = repetition;
         }
     }
     let sets = Sets::of(&rules);
     let root = Item::Rule(0);
     let is_regular = sets.is_regular(&root);
-    let mut writer = Writer { sets, lines: String::new(), count: 0 };
+    let loops = if is_regular { Loops::default() } else { lexemes(&rules, &sets) };
+    let mut writer = Writer { sets, loops, lines: String::new(), count: 0 };
     for (number, rule) in rules.iter().enumerate() {
         if writer.sets.is_regular(&Item::Rule(number)) {
             let expression = writer.terminal(rule);
             writer.line(&format!("T{number}"), &expression);
         }
         if !is_regular {
-            let expression = writer.rule(rule, writer.sets.follow(number));
+            let expression = writer.rule(rule);
             writer.line(&format!("r{number}"), &expression);
         }
     }
@@ -49,6 +43,8 @@ pub(super) fn write(mut rules: Vec<Alternatives>) -> String {
 
 struct Writer {
     sets: Sets,
+    /// The repetitions that are lexemes.
+    loops: Loops,
     lines: String,
     /// Groups and lexemes so far, which their names have.
     count: usize,
@@ -95,16 +91,12 @@ impl Writer {
         }
     }
 
-    /// An expression of rules and lexemes, which some characters may follow.
-    fn rule(&mut self, alternatives: &Alternatives, follow: u128) -> String {
-        joined(alternatives, |sequence| {
-            let items = sequence.iter().enumerate();
-            let item = |(i, item)| self.item(item, self.sets.before(&sequence[i + 1..], follow));
-            items.map(item).collect()
-        })
+    /// An expression of rules and lexemes.
+    fn rule(&mut self, alternatives: &Alternatives) -> String {
+        joined(alternatives, |sequence| sequence.iter().map(|item| self.item(item)).collect())
     }
 
-    fn item(&mut self, item: &Item, follow: u128) -> String {
+    fn item(&mut self, item: &Item) -> String {
         match item {
             Item::Text(text) if text.is_empty() => EMPTY.to_owned(),
             Item::Text(text) => {
@@ -116,15 +108,14 @@ impl Writer {
             Item::Class { .. } | Item::Any => self.atom(item),
             Item::Rule(number) => format!("r{number}"),
             Item::Group(group) => {
-                let expression = self.rule(group, follow);
+                let expression = self.rule(group);
                 self.named('g', &expression)
             }
-            Item::Repeated { item: one, least, most } => {
-                let (first, is_many) = (self.sets.item_first(one), *most != Some(1));
-                if is_many && self.sets.is_regular(one) && first & follow == 0 {
-                    return self.lexeme(item);
-                }
-                let atom = self.item(one, if is_many { follow | first } else { follow });
+            Item::Repeated { .. } if self.loops.contains(&std::ptr::from_ref(item)) => {
+                self.lexeme(item)
+            }
+            Item::Repeated { item, least, most } => {
+                let atom = self.item(item);
                 repeated(&atom, *least, *most)
             }
         }
@@ -151,7 +142,7 @@ fn joined(alternatives: &Alternatives, mut items: impl FnMut(&[Item]) -> Vec<Str
 
 fn repeated(atom: &str, least: u32, most: Option<u32>) -> String {
     match (least, most) {
-        ANY_NUMBER => format!("{atom}*"),
+        (0, None) => format!("{atom}*"),
         (1, None) => format!("{atom}+"),
         (0, Some(1)) => format!("{atom}?"),
         (_, Some(0)) => EMPTY.to_owned(),

@@ -75,15 +75,20 @@ impl<'a> Parser<'a> {
         found
     }
 
+    /// An error on this line.
+    fn wrong_here<T>(&self, message: &str) -> Parsed<T> {
+        let line = self.text[..self.at].matches('\n').count() + 1;
+        Err(format!("line {line}: {message}"))
+    }
+
     /// An error at this place.
     fn wrong<T>(&self, expected: &str) -> Parsed<T> {
-        let line = self.text[..self.at].matches('\n').count() + 1;
         let found = match self.peek() {
             None => "the end".to_owned(),
             Some('\n' | '\r') => "the end of the line".to_owned(),
             Some(c) => c.to_string(),
         };
-        Err(format!("line {line}: expected {expected}, found {found}"))
+        self.wrong_here(&format!("expected {expected}, found {found}"))
     }
 
     /// Skips spaces and comments, and ends of lines if those mean nothing here.
@@ -102,7 +107,7 @@ impl<'a> Parser<'a> {
     fn number(&mut self, name: &'a str) -> Parsed<usize> {
         let next = self.names.len();
         if next == RULES && !self.names.contains_key(name) {
-            return Err(format!("the grammar has more than {RULES} rules"));
+            return self.wrong_here(&format!("the grammar has more than {RULES} rules"));
         }
         let number = *self.names.entry(name).or_insert(next);
         if number == next {
@@ -164,7 +169,8 @@ impl<'a> Parser<'a> {
                     Item::Any
                 }
                 Some('(') if depth == DEPTH => {
-                    return Err(format!("more than {DEPTH} parentheses are within each other"));
+                    let message = format!("more than {DEPTH} parentheses are within each other");
+                    return self.wrong_here(&message);
                 }
                 Some('(') => {
                     self.at += 1;
@@ -195,7 +201,7 @@ impl<'a> Parser<'a> {
             Some('*') => (0, None),
             Some('+') => (1, None),
             Some('?') => (0, Some(1)),
-            Some('{') => self.bounds()?,
+            Some('{') => self.bounds(depth)?,
             _ => return Ok(item),
         };
         self.at += 1;
@@ -203,7 +209,7 @@ impl<'a> Parser<'a> {
         self.repeated += 1;
         match self.peek() {
             _ if self.repeated > REPEATED => {
-                Err(format!("the grammar repeats more than {REPEATED} items"))
+                self.wrong_here(&format!("the grammar repeats more than {REPEATED} items"))
             }
             Some('*' | '+' | '?' | '{') => self.wrong("one repetition (parentheses allow another)"),
             _ => Ok(Item::Repeated { item: Box::new(item), least, most }),
@@ -211,24 +217,27 @@ impl<'a> Parser<'a> {
     }
 
     /// The numbers between braces, up to the closing one.
-    fn bounds(&mut self) -> Parsed<(u32, Option<u32>)> {
+    fn bounds(&mut self, depth: usize) -> Parsed<(u32, Option<u32>)> {
+        let over_lines = depth > 0;
         self.at += 1;
-        self.space(false);
+        self.space(over_lines);
         let Some(least) = self.integer()? else { return self.wrong("a number") };
-        self.space(false);
+        self.space(over_lines);
         let most = match self.take(",") {
             false => Some(least),
             true => {
-                self.space(false);
+                self.space(over_lines);
                 let most = self.integer()?;
-                self.space(false);
+                self.space(over_lines);
                 most
             }
         };
-        match self.peek() {
-            Some('}') if most.is_none_or(|most| most >= least) => Ok((least, most)),
-            Some('}') => self.wrong(&format!("at least {least}")),
-            _ => self.wrong("}"),
+        match most {
+            _ if self.peek() != Some('}') => self.wrong("}"),
+            Some(most) if most < least => self.wrong_here(&format!(
+                "expected at least {least} repetitions at most, found {most}"
+            )),
+            most => Ok((least, most)),
         }
     }
 
@@ -266,7 +275,8 @@ impl<'a> Parser<'a> {
             self.at += usize::from(is_range);
             let last = if is_range { self.character("]")? } else { first };
             if last < first {
-                return Err(format!("the range {first}-{last} ends before it begins"));
+                let message = format!("the range {first}-{last} ends before it begins");
+                return self.wrong_here(&message);
             }
             ranges.push([first, last]);
         }
@@ -295,7 +305,8 @@ impl<'a> Parser<'a> {
                 let hex = hex.filter(|hex| hex.bytes().all(|byte| byte.is_ascii_hexdigit()));
                 let code = hex.and_then(|hex| u32::from_str_radix(hex, 16).ok());
                 let Some(c) = code.and_then(char::from_u32) else {
-                    return self.wrong(&format!("a character of {digits} hexadecimal digits"));
+                    let expected = format!("{digits} hexadecimal digits of a Unicode character");
+                    return self.wrong(&expected);
                 };
                 self.at += 1 + digits;
                 Ok(c)

@@ -1,17 +1,23 @@
-//! What is known of the rules of a grammar: which are regular, which may be empty, which characters
-//! they begin with, and which may follow them.
+//! What is known of the rules of a grammar: which are repetitions, which are regular, and which may
+//! be empty.
 
-use super::rules::{Alternatives, Item, Sequence};
+use super::rules::{Alternatives, Item};
 
-/// A set of characters: a bit for each of ASCII but the last, and one for all others together.
-type Characters = u128;
+/// A rule that refers to itself at the ends of sequences alone is a repetition of something, and
+/// then something else.
+pub(super) fn without_tail_recursion(number: usize, rule: &Alternatives) -> Option<Alternatives> {
+    let (mut again, last) = tail_recursion(number, rule)?;
+    // A rule that is itself says nothing.
+    again.retain(|sequence| !sequence.is_empty());
+    if again.is_empty() || last.is_empty() {
+        return None;
+    }
+    let again = Item::Repeated { item: Box::new(Item::Group(again)), least: 0, most: None };
+    Some(vec![vec![again, Item::Group(last)]])
+}
 
-/// The bit of all characters that have none of their own.
-const OTHERS: u32 = 127;
-
-/// A rule that refers to itself at the ends of sequences alone: what comes before itself again, and
-/// what comes last. So it is a repetition.
-pub(super) fn tail_recursion(
+/// What comes before a rule in its own sequences, which may be nothing, and its other sequences.
+fn tail_recursion(
     number: usize,
     alternatives: &Alternatives,
 ) -> Option<(Alternatives, Alternatives)> {
@@ -37,19 +43,19 @@ pub(super) fn tail_recursion(
             last.push(before.to_vec());
         }
         match end {
-            // By itself it says nothing.
-            Item::Rule(_) if before.is_empty() => {}
             Item::Rule(_) => again.push(before.to_vec()),
             Item::Group(group) => {
                 let (inner_again, inner_last) = tail_recursion(number, group)?;
-                let joined = |inner: Sequence| [before, &inner].concat();
-                again.extend(inner_again.into_iter().map(joined));
-                last.extend(inner_last.into_iter().map(joined));
+                let joined = |inner| [before, &[Item::Group(inner)]].concat();
+                again.push(joined(inner_again));
+                if !inner_last.is_empty() {
+                    last.push(joined(inner_last));
+                }
             }
             _ => return None,
         }
     }
-    (!again.is_empty()).then_some((again, last))
+    Some((again, last))
 }
 
 /// Whether all rules that are used in some alternatives are `fine`.
@@ -70,58 +76,33 @@ fn item_all(item: &Item, fine: &dyn Fn(usize) -> bool) -> bool {
 pub(super) struct Sets {
     is_regular: Vec<bool>,
     is_nullable: Vec<bool>,
-    first: Vec<Characters>,
-    follow: Vec<Characters>,
 }
 
 impl Sets {
     pub(super) fn of(rules: &[Alternatives]) -> Sets {
-        let count = rules.len();
-        let mut sets = Sets {
-            is_regular: vec![false; count],
-            is_nullable: vec![false; count],
-            first: vec![0; count],
-            follow: vec![0; count],
-        };
+        let mut sets =
+            Sets { is_regular: vec![false; rules.len()], is_nullable: vec![false; rules.len()] };
+        // Rules are often defined before those that they use, or after them: both directions.
+        let numbers = (0..rules.len()).chain((0..rules.len()).rev());
         let mut is_changed = true;
         while is_changed {
             is_changed = false;
-            for (number, rule) in rules.iter().enumerate() {
-                let found = (
-                    sets.alternatives_are_regular(rule),
-                    sets.are_nullable(rule),
-                    sets.first(rule),
-                );
-                let known = (sets.is_regular[number], sets.is_nullable[number], sets.first[number]);
-                if found != known {
-                    (sets.is_regular[number], sets.is_nullable[number], sets.first[number]) = found;
-                    is_changed = true;
-                }
+            for number in numbers.clone() {
+                let rule = &rules[number];
+                let is_regular =
+                    sets.is_regular[number] || all(rule, &|other| sets.is_regular[other]);
+                let is_nullable = sets.is_nullable[number] || sets.are_nullable(rule);
+                is_changed |= is_regular != sets.is_regular[number]
+                    || is_nullable != sets.is_nullable[number];
+                (sets.is_regular[number], sets.is_nullable[number]) = (is_regular, is_nullable);
             }
         }
-        loop {
-            let before = sets.follow.clone();
-            for (number, rule) in rules.iter().enumerate() {
-                sets.add_follow(rule, sets.follow[number]);
-            }
-            if sets.follow == before {
-                return sets;
-            }
-        }
-    }
-
-    /// What may follow a rule.
-    pub(super) fn follow(&self, number: usize) -> Characters {
-        self.follow[number]
+        sets
     }
 
     /// Whether it leads to no recursive rule.
     pub(super) fn is_regular(&self, item: &Item) -> bool {
         item_all(item, &|number| self.is_regular[number])
-    }
-
-    fn alternatives_are_regular(&self, alternatives: &Alternatives) -> bool {
-        alternatives.iter().flatten().all(|item| self.is_regular(item))
     }
 
     /// Whether they include the empty text.
@@ -138,61 +119,4 @@ impl Sets {
             Item::Repeated { item, least, .. } => *least == 0 || self.is_nullable(item),
         }
     }
-
-    fn first(&self, alternatives: &Alternatives) -> Characters {
-        alternatives.iter().fold(0, |set, sequence| set | self.before(sequence, 0))
-    }
-
-    /// What items that are followed by some characters begin with.
-    pub(super) fn before(&self, items: &[Item], follow: Characters) -> Characters {
-        items.iter().rev().fold(follow, |follow, item| {
-            let follow = if self.is_nullable(item) { follow } else { 0 };
-            follow | self.item_first(item)
-        })
-    }
-
-    pub(super) fn item_first(&self, item: &Item) -> Characters {
-        match item {
-            Item::Text(text) => text.chars().next().map_or(0, |c| range([c, c])),
-            Item::Class { is_negated: false, ranges } => {
-                ranges.iter().fold(0, |set, bounds| set | range(*bounds))
-            }
-            // Of the others, only some may be excluded.
-            Item::Class { is_negated: true, ranges } => {
-                let excluded = ranges.iter().fold(0, |set, bounds| set | range(*bounds));
-                !excluded | 1 << OTHERS
-            }
-            Item::Any => Characters::MAX,
-            Item::Rule(number) => self.first[*number],
-            Item::Group(group) => self.first(group),
-            Item::Repeated { item, .. } => self.item_first(item),
-        }
-    }
-
-    /// Adds what follows rules that are used in alternatives, which are followed by `follow`.
-    fn add_follow(&mut self, alternatives: &Alternatives, follow: Characters) {
-        for sequence in alternatives {
-            for (i, item) in sequence.iter().enumerate() {
-                let follow = self.before(&sequence[i + 1..], follow);
-                self.add_item_follow(item, follow);
-            }
-        }
-    }
-
-    fn add_item_follow(&mut self, item: &Item, follow: Characters) {
-        match item {
-            Item::Text(_) | Item::Class { .. } | Item::Any => {}
-            Item::Rule(number) => self.follow[*number] |= follow,
-            Item::Group(group) => self.add_follow(group, follow),
-            Item::Repeated { item, .. } => {
-                self.add_item_follow(item, follow | self.item_first(item));
-            }
-        }
-    }
-}
-
-/// The characters from one to another.
-fn range(bounds: [char; 2]) -> Characters {
-    let [first, last] = bounds.map(|c| u32::from(c).min(OTHERS));
-    (first..=last).fold(0, |set, bit| set | 1 << bit)
 }
