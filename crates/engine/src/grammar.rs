@@ -10,6 +10,7 @@ mod definitions;
 mod errors;
 mod gbnf;
 mod matcher;
+mod regex;
 mod schema;
 #[cfg(test)]
 mod tests;
@@ -95,7 +96,7 @@ impl Grammar {
 
     /// One of these texts.
     pub fn choice(texts: &[String]) -> Grammar {
-        let texts: Vec<String> = texts.iter().map(|text| escape(text)).collect();
+        let texts: Vec<String> = texts.iter().map(|text| regex::escape(text)).collect();
         Grammar::Regex(format!("({})", texts.join("|")))
     }
 }
@@ -264,17 +265,4 @@ fn control_tokens(tokenizer: &Tokenizer) -> Vec<ControlToken> {
 /// Backslashes at the end of a text.
 fn trailing_backslashes(text: &str) -> usize {
     text.bytes().rev().take_while(|&byte| byte == b'\\').count()
-}
-
-/// A text as a regular expression that matches it alone.
-fn escape(text: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || c == '_' || c == ' ' || !c.is_ascii();
-    text.chars().fold(String::new(), |mut out, c| {
-        match c {
-            c if is_plain(c) => out.push(c),
-            c if c.is_ascii_control() => out.push_str(&format!(r"\x{:02x}", u32::from(c))),
-            c => out.extend(['\\', c]),
-        }
-        out
-    })
 }

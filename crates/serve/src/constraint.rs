@@ -238,7 +238,7 @@ mod tests {
         let format = |format: Value| json!({ "response_format": format });
         let outputs = |outputs: Value| json!({ "structured_outputs": outputs });
         let regex = Grammar::Regex("a+".to_owned());
-        let choice = Grammar::Regex(r"(a|b\.)".to_owned());
+        let choice = Grammar::choice(&["a".to_owned(), "b.".to_owned()]);
         let object = Grammar::json_object();
         let text = "root ::= \"a\"";
         let grammar = Grammar::Gbnf(text.to_owned());

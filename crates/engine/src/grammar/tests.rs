@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bodkin_gguf::{Array, File, Metadata};
 use serde_json::Map;
 
-use self::grammars::JSON_GRAMMAR;
+use self::grammars::{JSON_GRAMMAR, KEYWORD_GRAMMAR};
 use super::*;
 
 /// The tokenizer of a model of the parity kit.
@@ -129,6 +129,8 @@ fn masks_follow_a_schema_and_a_regular_expression() {
         }
         assert!(accepts(&regex("[a-c]+/d"), "abc/d") && !accepts(&regex("[a-c]+/d"), "abc"));
         let choice = constraint(Grammar::choice(&["a.b".to_owned(), "c|\n".to_owned()]));
+        let marked = constraint(Grammar::choice(&["<yes>".to_owned(), "/no/".to_owned()]));
+        assert!(accepts(&marked, "<yes>") && accepts(&marked, "/no/") && !accepts(&marked, "yes"));
         assert!(accepts(&choice, "a.b") && accepts(&choice, "c|\n") && !accepts(&choice, "axb"));
     }
 }
@@ -381,11 +383,12 @@ fn measure() {
         let (time, memory) = (started.elapsed(), resident() - before);
         println!("{path}: {} tokens, {time:.1?}, {memory} MiB", tokenizer.vocab_size());
         let grammar = |text: &str| constraint(Grammar::Gbnf(text.to_owned()));
-        for given in [
-            schema(person.clone()),
-            schema(json!({ "type": "object" })),
-            grammar(JSON_GRAMMAR),
-            grammar("root ::= \"{\" root \"}\" | [^{}]+ [^{}]"),
+        for (given, text) in [
+            (schema(person.clone()), text),
+            (schema(json!({ "type": "object" })), text),
+            (grammar(JSON_GRAMMAR), text),
+            (grammar(KEYWORD_GRAMMAR), "number=(count);return number;returned=total;"),
+            (grammar("root ::= \"{\" root \"}\" | [^{}]+ [^{}]"), text),
         ] {
             let started = Instant::now();
             let mut matcher = compiler.compile(&given, None).unwrap();

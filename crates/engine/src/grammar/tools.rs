@@ -7,6 +7,7 @@ use rustc_hash::FxHashSet;
 use serde_json::{Value, json};
 
 use super::definitions::within;
+use super::regex::escape;
 use super::schema;
 use crate::tools::{
     Arguments, Body, Tags, Tool, ToolFormat, ValueKind, pieces, properties, resolve, value_kind,
@@ -225,7 +226,7 @@ impl Lark<'_> {
         let upper = name.to_uppercase();
         let mark = if first.is_empty() { "?" } else { "" };
         let least = if first.is_empty() { "+" } else { "*" };
-        let _ = writeln!(self.rules, "{upper}: /(?s:.{least}){}/", escaped(first));
+        let _ = writeln!(self.rules, "{upper}: /(?s:.{least}){}/", escape(first));
         let mut out = format!("{upper}{mark}");
         for (text, token) in rest {
             let _ = write!(out, " <[{}]> {}", token.unwrap_or_default(), spaced(text));
@@ -435,13 +436,4 @@ fn spaced(text: &str) -> String {
 /// A text as a literal.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string().replace('\u{7f}', "\\u007f")
-}
-
-/// A text within a regular expression.
-fn escaped(text: &str) -> String {
-    let escape = |c: char| match c {
-        c if c.is_alphanumeric() || !c.is_ascii() => c.to_string(),
-        c => format!("\\x{:02x}", u32::from(c)),
-    };
-    text.chars().map(escape).collect()
 }

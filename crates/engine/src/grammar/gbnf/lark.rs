@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use super::loops::{Loops, lexemes};
 use super::rules::{Alternatives, Item};
 use super::sets::{Sets, without_tail_recursion};
+use crate::grammar::regex::{escape, escape_character};
 
 /// The empty text.
 const EMPTY: &str = "\"\"";
@@ -28,11 +29,11 @@ pub(super) fn write(mut rules: Vec<Alternatives>) -> String {
     let mut writer = Writer { sets, loops, lines: String::new(), count: 0 };
     for (number, rule) in rules.iter().enumerate() {
         if writer.sets.is_regular(&Item::Rule(number)) {
-            let expression = writer.terminal(rule);
+            let expression = writer.alternatives(rule, true);
             writer.line(&format!("T{number}"), &expression);
         }
         if !is_regular {
-            let expression = writer.rule(rule);
+            let expression = writer.alternatives(rule, false);
             writer.line(&format!("r{number}"), &expression);
         }
     }
@@ -63,95 +64,67 @@ impl Writer {
         name
     }
 
-    /// An expression of terminals.
-    fn terminal(&mut self, alternatives: &Alternatives) -> String {
-        joined(alternatives, |sequence| sequence.iter().map(|item| self.atom(item)).collect())
-    }
-
-    /// A regular item.
-    fn atom(&mut self, item: &Item) -> String {
-        match item {
-            Item::Text(text) if text.is_empty() => EMPTY.to_owned(),
-            Item::Text(text) => format!("/{}/", text.chars().map(escaped).collect::<String>()),
-            Item::Class { is_negated, ranges } => {
-                let ranges = ranges.iter().map(|range| range.map(escaped).join("-"));
-                let sign = if *is_negated { "^" } else { "" };
-                format!("/[{sign}{}]/", ranges.collect::<String>())
-            }
-            Item::Any => "/(?s:.)/".to_owned(),
-            Item::Rule(number) => format!("T{number}"),
-            Item::Group(group) => {
-                let expression = self.terminal(group);
-                self.named('G', &expression)
-            }
-            Item::Repeated { item, least, most } => {
-                let atom = self.atom(item);
-                repeated(&atom, *least, *most)
-            }
+    /// An expression: of terminals in a lexeme, of rules and lexemes elsewhere.
+    fn alternatives(&mut self, alternatives: &Alternatives, is_in_lexeme: bool) -> String {
+        let mut sequences = Vec::new();
+        for sequence in alternatives {
+            let items: Vec<String> =
+                sequence.iter().map(|item| self.item(item, is_in_lexeme)).collect();
+            sequences.push(if items.is_empty() { EMPTY.to_owned() } else { items.join(" ") });
         }
+        sequences.join(" | ")
     }
 
-    /// An expression of rules and lexemes.
-    fn rule(&mut self, alternatives: &Alternatives) -> String {
-        joined(alternatives, |sequence| sequence.iter().map(|item| self.item(item)).collect())
-    }
-
-    fn item(&mut self, item: &Item) -> String {
+    fn item(&mut self, item: &Item, is_in_lexeme: bool) -> String {
         match item {
             Item::Text(text) if text.is_empty() => EMPTY.to_owned(),
+            Item::Text(text) if is_in_lexeme => format!("/{}/", escape(text)),
             Item::Text(text) => {
-                let characters = text.chars().map(|c| format!("/{}/", escaped(c)));
+                let characters = text.chars().map(|c| format!("/{}/", escape_character(c)));
                 let characters = characters.collect::<Vec<_>>().join(" ");
                 // What repeats a text repeats all of it.
                 if text.chars().nth(1).is_some() { format!("({characters})") } else { characters }
             }
-            Item::Class { .. } | Item::Any => self.atom(item),
-            Item::Rule(number) => format!("r{number}"),
-            Item::Group(group) => {
-                let expression = self.rule(group);
-                self.named('g', &expression)
+            Item::Class { is_negated, ranges } => {
+                let ranges = ranges.iter().map(|range| range.map(escape_character).join("-"));
+                let sign = if *is_negated { "^" } else { "" };
+                format!("/[{sign}{}]/", ranges.collect::<String>())
             }
-            Item::Repeated { .. } if self.loops.contains(&std::ptr::from_ref(item)) => {
+            Item::Any => "/(?s:.)/".to_owned(),
+            Item::Rule(number) => format!("{}{number}", if is_in_lexeme { 'T' } else { 'r' }),
+            Item::Group(group) => {
+                let expression = self.alternatives(group, is_in_lexeme);
+                self.named(if is_in_lexeme { 'G' } else { 'g' }, &expression)
+            }
+            Item::Repeated { .. }
+                if !is_in_lexeme && self.loops.contains(&std::ptr::from_ref(item)) =>
+            {
                 self.lexeme(item)
             }
             Item::Repeated { item, least, most } => {
-                let atom = self.item(item);
-                repeated(&atom, *least, *most)
+                let item = self.item(item, is_in_lexeme);
+                repeated(&item, *least, *most)
             }
         }
     }
 
     /// A regular item as a lexeme, which must not be empty: one that may be is optional.
     fn lexeme(&mut self, item: &Item) -> String {
-        let atom = self.atom(item);
+        let item_text = self.item(item, true);
         if !self.sets.is_nullable(item) {
-            return self.named('L', &atom);
+            return self.named('L', &item_text);
         }
-        self.named('L', &format!("{atom} & /(?s:.+)/")) + "?"
+        self.named('L', &format!("{item_text} & /(?s:.+)/")) + "?"
     }
 }
 
-/// Alternatives, whose items are written by `items`.
-fn joined(alternatives: &Alternatives, mut items: impl FnMut(&[Item]) -> Vec<String>) -> String {
-    let sequences = alternatives.iter().map(|sequence| match items(sequence) {
-        items if items.is_empty() => EMPTY.to_owned(),
-        items => items.join(" "),
-    });
-    sequences.collect::<Vec<_>>().join(" | ")
-}
-
-fn repeated(atom: &str, least: u32, most: Option<u32>) -> String {
+fn repeated(item: &str, least: u32, most: Option<u32>) -> String {
     match (least, most) {
-        (0, None) => format!("{atom}*"),
-        (1, None) => format!("{atom}+"),
-        (0, Some(1)) => format!("{atom}?"),
+        (0, None) => format!("{item}*"),
+        (1, None) => format!("{item}+"),
+        (0, Some(1)) => format!("{item}?"),
         (_, Some(0)) => EMPTY.to_owned(),
-        (least, None) => format!("{atom}{{{least},}}"),
-        (least, Some(most)) => format!("{atom}{{{least},{most}}}"),
+        (least, None) => format!("{item}{{{least},}}"),
+        (least, Some(most)) => format!("{item}{{{least},{most}}}"),
     }
-}
-
-/// A character of a regular expression that stands for itself.
-fn escaped(c: char) -> String {
-    if c.is_ascii_alphanumeric() { c.to_string() } else { format!("\\x{{{:x}}}", u32::from(c)) }
 }

@@ -1,11 +1,11 @@
 //! Which repetitions can be lexemes. The lexer reads a lexeme as far as it goes and never goes
 //! back, so while it may be in a repetition, nothing else may be able to read the same character.
 //!
-//! Each character of the grammar's texts, and each set of characters, is a position. Which
-//! positions may be read at the same place follows from the start, and from what follows two
-//! positions that read the same character. A rule is followed by whatever follows it anywhere, and
-//! characters outside of ASCII are one: so more may seem possible than is, and a repetition is read
-//! character by character, which is slower and as right.
+//! Each character of the grammar's texts, and each set of characters, is a position of a Glushkov
+//! automaton. Which positions may be read at the same place follows from the start, and from what
+//! follows two positions that read the same character. A rule is followed by whatever follows it
+//! anywhere, and characters outside of ASCII are one: so more may seem possible than is, and a
+//! repetition is read character by character, which is slower and as right.
 
 use std::ops::Range;
 

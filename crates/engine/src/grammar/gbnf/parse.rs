@@ -235,7 +235,7 @@ impl<'a> Parser<'a> {
         match most {
             _ if self.peek() != Some('}') => self.wrong("}"),
             Some(most) if most < least => self.wrong_here(&format!(
-                "expected at least {least} repetitions at most, found {most}"
+                "expected a highest number of at least {least}, found {most}"
             )),
             most => Ok((least, most)),
         }
@@ -281,7 +281,7 @@ impl<'a> Parser<'a> {
             ranges.push([first, last]);
         }
         match ranges.is_empty() {
-            true => self.wrong("characters in the brackets before this"),
+            true => self.wrong_here("expected characters between the brackets, found none"),
             false => Ok(Item::Class { is_negated, ranges }),
         }
     }

@@ -14,7 +14,7 @@ fn wrong_grammars_are_refused_with_the_place() {
         ("root ::= (\n\"a\"", "line 2: expected ), found the end"),
         ("root ::= \"a", "line 1: expected \", found the end"),
         ("root ::= [a", "line 1: expected ], found the end"),
-        ("root ::= []", "line 1: expected characters in the brackets before this, found the end"),
+        ("root ::= []", "line 1: expected characters between the brackets, found none"),
         ("root ::= [b-a]", "line 1: the range b-a ends before it begins"),
         (r#"root ::= "\q""#, r#"line 1: expected an escape: one of t r n \ " [ ] x u U, found q"#),
         (
@@ -22,7 +22,7 @@ fn wrong_grammars_are_refused_with_the_place() {
             "line 1: expected 4 hexadecimal digits of a Unicode character, found u",
         ),
         ("root ::= \"a\"{", "line 1: expected a number, found the end"),
-        ("root ::= \"a\"{3,2}", "line 1: expected at least 3 repetitions at most, found 2"),
+        ("root ::= \"a\"{3,2}", "line 1: expected a highest number of at least 3, found 2"),
         (
             "root ::= \"a\"{9999}",
             "line 1: expected a number of repetitions of at most 2000, found 9",
@@ -64,7 +64,7 @@ fn a_grammar_without_recursion_is_one_lexeme() {
 }
 
 #[test]
-fn a_repetition_is_a_lexeme_unless_what_follows_begins_alike() {
+fn a_repetition_is_a_lexeme_unless_something_else_reads_its_characters() {
     let safe = to_lark("root ::= \"(\" root \")\" | [a-z]+").unwrap();
     assert!(safe.contains("L1: /[a-z]/+\n"), "{safe}");
     let unsafe_one = to_lark("root ::= \"(\" root \")\" | [a-z]+ \"b\"").unwrap();

@@ -28,6 +28,14 @@ const ARITHMETIC: &str = r#"
     ws ::= [ \t\n\r]?
 "#;
 
+/// Statements whose keyword could be a name.
+pub(super) const KEYWORD_GRAMMAR: &str = r#"
+    root ::= statement*
+    statement ::= "return" " " expression ";" | name "=" expression ";"
+    expression ::= name | "(" expression ")"
+    name ::= [a-z]+
+"#;
+
 /// Grammars, with texts that are in their languages and others.
 const CASES: [(&str, &[&str], &[&str]); 14] = [
     (
@@ -50,10 +58,7 @@ const CASES: [(&str, &[&str], &[&str]); 14] = [
     ("root ::= \"(\" root \")\" | [a-c]+ \"b\"", &["ab", "abcb", "((bb))"], &["b", "abc", "(ab"]),
     // A keyword that is a name, too.
     (
-        r#"root ::= statement*
-               statement ::= "return" " " expression ";" | name "=" expression ";"
-               expression ::= name | "(" expression ")"
-               name ::= [a-z]+"#,
+        KEYWORD_GRAMMAR,
         &["return x;", "returns=(x);", "ret=y;return return;", ""],
         &["return x", "x;", "return=;"],
     ),
