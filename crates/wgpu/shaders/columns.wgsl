@@ -8,7 +8,7 @@ struct Columns {
 
 // Vectors of four words of a row of `chunks`: the first of each chunk, then the second if a chunk has
 // two, then scales and sums in pairs. So threads that read neighbouring chunks read neighbouring
-// vectors, which takes a third of the accesses to the nearest cache that whole chunks would take.
+// vectors, of a half or a third of the cache lines that whole chunks would lie in.
 fn row_vectors(chunks: u32) -> u32 {
     return WORD_VECTORS * chunks + (chunks + 1u) / 2u;
 }
